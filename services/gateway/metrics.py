@@ -144,6 +144,12 @@ class LogMetrics(Collector):
             size.add_metric((name,), appended.bytes)
         yield records
         yield size
+        text = f"Share of bytes that compaction has not read: the first {LOGS_COUNTED_MAX} logs"
+        dirty = GaugeMetricFamily("quorumlog_log_dirty_share", text, labels=("log",))
+        shares, names = self._logs.rewrites.dirty_shares, {*ownership.owned}
+        for name in shares.keys() & names:
+            dirty.add_metric((name,), shares[name])
+        yield dirty
         if self._transactions is not None:
             text = "Ledgers of transactions that were published onto a log through this gateway"
             count = self._transactions.published_ledgers

@@ -112,6 +112,8 @@ async def test_a_log_is_created_with_settings(page: Page, tabs: Tabs) -> None:
     await expect(form.get_by_role("alert")).to_contain_text("must be a whole number")
     await form.get_by_label("New ledger after bytes").fill("64 MiB")
     await form.get_by_label("Keep for").fill("7 d")
+    await form.get_by_label("Cleanup").select_option("compact,delete")
+    await form.get_by_label("Keep tombstones for").fill("2 h")
     await form.get_by_label("Metadata").fill(f"note = {HOSTILE}")
     await no_serious_violations(page)
     await confirm(page, "Create a log")
@@ -121,6 +123,9 @@ async def test_a_log_is_created_with_settings(page: Page, tabs: Tabs) -> None:
     await expect(fact(page, "note")).to_have_text(HOSTILE)
     settings = (await ask(page, "GET", "/v1/logs/created"))["settings"]
     assert (settings["roll_bytes"], settings["retention_seconds"]) == (64 << 20, 604800)
+    assert (settings["cleanup_policy"], settings["delete_retention_s"]) == ("compact,delete", 7200)
+    await expect(fact(page, "Cleanup")).to_have_text("compact,delete")
+    await expect(fact(page, "Compact closed ledgers after time")).to_have_text("at once")
 
     await page.goto("/#/logs")
     form = await opened(page, "Create a log")

@@ -178,7 +178,7 @@ async def test_each_rare_problem_has_its_reason_and_its_remedy(page: Page) -> No
             "under_replicated": [{"ledger_id": 6, "bookie": "bookie-1@1"}],
             "kept_count": 1,
             "kept_ledgers": [{"ledger_id": 7, "holders": ["bookie-2"]}],
-            "clock_doubt": "the database's clock is +60 s from this machine's",
+            "clock_doubt": "the database's clock is +60 s from this machine's clock",
             "quarantined": ["bookie-3"],
         }
         found["services"].append(

@@ -11,7 +11,7 @@ const UNITS = {
 const SHOWN = { bytes: ["TiB", "GiB", "MiB", "KiB"], seconds: ["d", "h", "min"], count: [] };
 const SHOW = { bytes, seconds: duration, count };
 
-/** The limits of a log, which can change. */
+/** The settings of a log that can change. A setting has a unit, or `options` for a choice. `zero`: what 0 means. */
 export const LIMITS = [
   { name: "roll_bytes", title: "New ledger after bytes", unit: "bytes",
     help: "At this size the log closes its open ledger and continues in a new one. Space is freed by whole ledgers, so smaller ledgers free it sooner." },
@@ -23,6 +23,17 @@ export const LIMITS = [
     help: "The log drops a closed ledger for good after this time, such as 7 d. 0: no limit." },
   { name: "merge_below_bytes", title: "Merge ledgers below bytes", unit: "bytes",
     help: "Closed ledgers below this size are merged into larger ones in the background. 0: never." },
+  { name: "cleanup_policy", title: "Cleanup", options: [
+    ["delete", "delete: old records go, by the limits above"],
+    ["compact", "compact: the newest record of each key stays"],
+    ["compact,delete", "compact and delete: both"],
+  ] },
+  { name: "min_compaction_lag_s", title: "Compact closed ledgers after time", unit: "seconds", zero: "at once",
+    help: "A closed ledger is not compacted until this time after its close." },
+  { name: "delete_retention_s", title: "Keep tombstones for", unit: "seconds", zero: "no time",
+    help: "Compaction keeps a tombstone at least for this time, so that readers learn of the deletion." },
+  { name: "max_dirty_percent", title: "Compact at percent of new bytes", unit: "count", zero: "0",
+    help: "Compaction begins when this share of the bytes in closed ledgers was not compacted yet, 0 to 100." },
 ];
 
 /** Raise a Problem that a dialog shows. */
@@ -30,8 +41,9 @@ export function refuse(detail, title = "The form is not complete") {
   throw new Problem(0, { title, detail });
 }
 
-/** A limit's text, such as "256 MiB", as a number. */
+/** A limit's text, such as "256 MiB", as a number, or the chosen option. */
 export function parsed(limit, text) {
+  if (limit.options) return text;
   const found = /^(\d+)\s*([a-z]*)$/i.exec(text.trim() || "0");
   const size = found && UNITS[limit.unit][found[2].toLowerCase()];
   const value = size && Number(found[1]) * size;
@@ -44,15 +56,17 @@ export function parsed(limit, text) {
 
 /** The exact text of a limit, in the largest unit that divides it. */
 export function written(limit, value) {
-  const unit = value && SHOWN[limit.unit].find((name) => value % UNITS[limit.unit][name.toLowerCase()] === 0);
+  const unit = value && !limit.options && SHOWN[limit.unit].find((name) => value % UNITS[limit.unit][name.toLowerCase()] === 0);
   return unit ? `${value / UNITS[limit.unit][unit.toLowerCase()]} ${unit}` : String(value);
 }
 
-/** A limit for people; 0 is "no limit". */
-export const limited = (limit, value) => (value ? SHOW[limit.unit](value) : "no limit");
+/** A setting for people. */
+export const limited = (limit, value) =>
+  (limit.options ? value : value ? SHOW[limit.unit](value) : limit.zero ?? "no limit");
 
 /** How long a log keeps its records, in words. */
-export function retention({ retention_bytes: size, retention_seconds: seconds }) {
+export function retention({ retention_bytes: size, retention_seconds: seconds, cleanup_policy: policy }) {
+  if (policy === "compact") return "newest of each key";
   return [seconds && duration(seconds), size && `newest ${bytes(size)}`].filter(Boolean).join(", ") || "for ever";
 }
 
@@ -78,7 +92,9 @@ export const limitsOf = (form) =>
 /** The inputs for all limits and the deletion protection. */
 export function LimitFields({ form, change }) {
   return html`<${Fragment}>
-    ${LIMITS.map((one) => html`<${Field} label=${one.title} help=${one.help} value=${form[one.name]} set=${(text) => change({ [one.name]: text })} />`)}
+    ${LIMITS.map((one) => (one.options
+      ? html`<${Choice} label=${one.title} options=${one.options} value=${form[one.name]} set=${(value) => change({ [one.name]: value })} />`
+      : html`<${Field} label=${one.title} help=${one.help} value=${form[one.name]} set=${(text) => change({ [one.name]: text })} />`))}
     <label class="check"><input type="checkbox" checked=${form.isProtected} onChange=${(event) => change({ isProtected: event.target.checked })} />
       Deletion protection <small>While it is on, the log can't be deleted, truncated or overwritten. Retention continues.</small></label>
   <//>`;

@@ -103,7 +103,10 @@ function ConsumerList({ caller }) {
   <//>`}<//>`;
 }
 
-const NEW = { roll_bytes: 2 ** 28, roll_entries: 0, roll_seconds: 0, retention_bytes: 0, retention_seconds: 0, merge_below_bytes: 2 ** 26 };
+const NEW = {
+  roll_bytes: 2 ** 28, roll_entries: 0, roll_seconds: 0, retention_bytes: 0, retention_seconds: 0, merge_below_bytes: 2 ** 26,
+  cleanup_policy: "delete", min_compaction_lag_s: 0, delete_retention_s: 86_400, max_dirty_percent: 50,
+};
 const QUORUMS = {
   ensemble_size: ["Ensemble size", "Bookies among which the entries of a ledger are spread. Empty: 3."],
   write_quorum: ["Write quorum", "Copies of each entry. Empty: 3."],

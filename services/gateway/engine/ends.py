@@ -29,25 +29,25 @@ _DEADLINE_S: Final = 30.0
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses between tries of a background recovery (rule 10)."""
 _KEPT_MAX: Final = 100_000
-"""How many ends are remembered as kept: as many as ledgers have cached metadata (`rows.py`)."""
+"""Maximum number of remembered kept ends; equals the size of the metadata cache (`rows.py`)."""
 _REFUSED_RANGES_MAX: Final = 100
 """A `LossNotProven` error lists at most this many ranges of entries (chosen by judgement)."""
 
 
 class Ends:
-    """Recovers ledgers, and knows which ends are *kept* (bookies have copies of the metadata).
+    """Recovers ledgers, and tracks which ends are *kept*, which means that bookies have copies.
 
     Until bookies store copies of the metadata that closes a ledger, only the database has the end.
-    The gateway that closes a ledger waits for the copies. Another gateway cannot know whether they
-    were stored, so it sends copies itself once, before it first reports the end.
+    The gateway that closes a ledger waits for the copies. Another gateway can't know whether the
+    copies were stored, so it sends copies itself before it first reports the end.
 
-    Invariants: an end counts as kept only if the database still had it after an ack quorum of
-    bookies confirmed copies; at most one recovery of a ledger runs. An end with fewer copies is
+    Invariants: an end counts as kept only if the database still had the end after an ack quorum of
+    bookies confirmed copies. At most one recovery of a ledger runs. An end with fewer copies is
     reported too, because bookies may stay down; its copies are sent again for the next reader.
     """
 
     def __init__(self, rows: LedgerRows, ports: Ports) -> None:
-        """`rows`: this gateway's metadata cache; `ports`: its bookies and metadata service."""
+        """`rows`: the metadata cache; `ports`: access to bookies and the metadata service."""
         self._rows, self._ports = rows, ports
         self._kept: OrderedDict[int, int | None] = OrderedDict()
         self._asking: dict[int, asyncio.Task[LedgerMetadata]] = {}
@@ -73,9 +73,9 @@ class Ends:
         return await self.kept(row, await spread(row, self._ports))
 
     async def kept(self, closed: LedgerMetadata, copies: int = 0) -> LedgerMetadata:
-        """Reads CLOSED metadata again from the primary before its end is reported to a client,
-        because the database that confirmed the close may have been lost since (rule 18b). `copies`:
-        the number of bookies that have confirmed a copy.
+        """Reads CLOSED metadata again from the primary, before its end is reported to a client. The
+        database that confirmed the close may have been lost since (rule 18b). `copies`: the number
+        of bookies that have confirmed a copy.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
@@ -90,7 +90,7 @@ class Ends:
         self, row: LedgerMetadata, *, declare_lost: tuple[str, ...] = ()
     ) -> tuple[LedgerMetadata, int]:
         """Recovers a ledger, or joins its running recovery. A call that declares members lost (rule
-        14) runs its own. Returns the CLOSED metadata, and how many bookies confirmed a copy of it.
+        14) starts its own recovery. Returns the CLOSED metadata, and how many bookies confirmed it.
 
         Raises: RecoveryBlocked, NoSuchLedger, MetadataUnavailable.
         """
@@ -130,7 +130,7 @@ class Ends:
                 except errors.QuorumLogError as error:
                     log.warning("recovery-failed", extra={"ledger": ledger_id, "why": error.detail})
                 except Exception:
-                    # A defect must not end the retries: no writer will close this ledger.
+                    # A defect must not end the retries, because no writer will close this ledger.
                     log.exception("recovery-broke", extra={"ledger": ledger_id})
                 await asyncio.sleep(pause_s)
         finally:
@@ -153,11 +153,11 @@ class Ends:
         while True:
             if not is_closed(row) or row.last_entry is None:
                 raise errors.LossNotProven(
-                    "the ledger is not CLOSED: recover it first", ledger_id=row.ledger_id
+                    "the ledger is not CLOSED: recover the ledger first", ledger_id=row.ledger_id
                 )
             if last > row.last_entry:
                 raise errors.InvalidRequest(
-                    f"the ledger ends at {row.last_entry}", ledger_id=row.ledger_id
+                    f"`last` must be at most {row.last_entry} (got {last})", ledger_id=row.ledger_id
                 )
             kept = row.kept(first, last)
             if not kept:
@@ -166,14 +166,14 @@ class Ends:
             changed = row.given_up(first, last, declared)
             if len(changed.lost_entries) > LOST_RANGES_MAX:
                 raise errors.InvalidRequest(
-                    f"a ledger may have at most {LOST_RANGES_MAX} ranges of lost entries",
+                    f"the ledger would have more than {LOST_RANGES_MAX} ranges of lost entries",
                     ledger_id=row.ledger_id,
                 )
             # The proof holds for this version of the metadata only: after a repair or another
             # operator's change, other bookies may have the entries.
             status, now = await self._ports.metadata.cas(changed, (), attempt=new_attempt())
             if status is CasStatus.MISSING:
-                raise errors.NoSuchLedger("the ledger is deleted", ledger_id=row.ledger_id)
+                raise errors.NoSuchLedger("the ledger was deleted", ledger_id=row.ledger_id)
             if now is None:
                 raise errors.MetadataUnavailable(ledger_id=row.ledger_id)
             self._rows.put(now)
@@ -191,7 +191,7 @@ class Ends:
             row = now
 
     async def close(self) -> None:
-        """Cancels running recoveries and checks of ends. Stopping a recovery anywhere is safe."""
+        """Cancels running recoveries and checks of ends; both may be cancelled at any time."""
         under_way = [*self._asking.values(), *self._recovering.values()]
         for task in under_way:
             task.cancel()
@@ -240,7 +240,7 @@ async def _prove_lost(
 def _share(
     running: dict[int, asyncio.Task[T]], ledger_id: int, work: Coroutine[Any, Any, T]
 ) -> None:
-    """Starts one task per ledger, which all callers await. `running` has the task until it ends."""
+    """Starts one task per ledger, shared by all callers. `running` has the task until it ends."""
 
     def ended(task: asyncio.Task[T]) -> None:
         del running[ledger_id]

@@ -1,4 +1,4 @@
-"""The client protocol behind one gateway, for all ledgers, including those of other writers.
+"""The engine of one gateway, which serves all ledgers, including the ledgers of other writers.
 
 The engine builds its parts, and closes, recovers and deletes ledgers. All of its state may be lost
 at any moment (rule 11).
@@ -37,9 +37,10 @@ from services.gateway.engine.presence import Presence
 from services.gateway.engine.rows import LedgerRows, Rereads, ThrottledMetadata, is_closed
 from services.gateway.interface import EngineConfig, LedgerOptions
 
+_DRAINS: Final = "this gateway is shutting down: send the request to another gateway"
 _HEARTBEAT_S: Final = 1.0
 _KEPT_SHOWN_MAX: Final = 100
-"""The cluster state lists at most this many ledgers with copies that the database lacks."""
+"""The cluster state lists at most this many ledgers that bookies have and the database lacks."""
 _READ_AT_ONCE: Final = 32
 """One call reads the metadata of at most this many ledgers at once (chosen by judgement)."""
 
@@ -82,8 +83,8 @@ class Engine:
         )
         self._gatekeeper = self.handles.gatekeeper
         self._passwords = Rereads(self.handles.with_password, self._read_rows, self.rows.put)
-        """Rereads metadata of password-protected ledgers that this process writes, because another
-        gateway may change their passwords."""
+        """Rereads the metadata of password-protected ledgers that this process writes, because
+        another gateway may change their passwords."""
         self.rows.on_gap += [self.handles.rereads.gap, self._passwords.gap]
         self._creations = Creations(self.handles, metadata, self.placing)
         self.reads = LedgerReads(self.handles, peers)
@@ -94,7 +95,7 @@ class Engine:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, config: EngineConfig) -> AsyncIterator["Engine"]:
-        """Context manager of an engine with its connections and background tasks."""
+        """Context manager that runs an engine with its connections and background tasks."""
         tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
         async with service_session(config.credentials) as session:
             metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
@@ -131,14 +132,14 @@ class Engine:
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
         """Creates a ledger whose only writer is this process.
 
-        Raises: ShuttingDown, and what `Creations.create` raises.
+        Raises: ShuttingDown, and the errors of `Creations.create`.
         """
         if self._is_draining:
-            raise errors.ShuttingDown("this gateway is shutting down")
+            raise errors.ShuttingDown(_DRAINS)
         return await self._creations.create(options)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
-        """Reads a ledger's metadata from the primary; checks that bookies keep its end (rule 18b).
+        """Reads a ledger's metadata from the primary; ensures that bookies keep its end (rule 18b).
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
@@ -156,7 +157,7 @@ class Engine:
         Raises: LedgerClosed, LedgerFenced, WriterLost, OwnedByLog, WrongPassword.
         """
         row = await self.rows.fresh(ledger_id)
-        check_not_of_log(row, "close the log")
+        check_not_of_log(row, "close")
         self._gatekeeper.check(row, password)
         if row.writer is None or row.writer.id == self.writer.id:
             return await self._ends.kept(*await self.handles.close(row))
@@ -164,7 +165,7 @@ class Engine:
             await self.peers.close(row.writer, ledger_id, password=password)
         except errors.WriterLost as error:
             if is_closed(row):
-                # Only the lost writer knew its last entry, so any end is accepted as its close.
+                # The lost writer's last entry id is unknown, so any end counts as its close.
                 return await self._ends.copied(row)
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self.rows.fresh_closed(ledger_id)
@@ -177,8 +178,8 @@ class Engine:
     async def recover(
         self, ledger_id: int, *, password: str | None = None, declare_lost: Sequence[str] = ()
     ) -> LedgerMetadata:
-        """Closes a ledger without its writer: fences it, finds its end, and writes the end. Returns
-        the metadata, also of a ledger that was CLOSED already.
+        """Closes a ledger without its writer: fences it, finds its end, and stores the end. Returns
+        the metadata. A ledger that is CLOSED already stays as it is.
         """
         row = await self._allowed(ledger_id, password)
         if is_closed(row):
@@ -194,16 +195,17 @@ class Engine:
         password: str | None = None,
         once: Once | None = None,
     ) -> LedgerMetadata:
-        """Sets another password (rule 30). A retry succeeds although it presents the old password.
-        A late copy of the request `once` changes nothing. To store the request's name, the metadata
-        is swapped even if the password is set already (rule 6a).
+        """Sets another password (rule 30). A retry with the old password succeeds. A late copy of
+        the request `once` changes nothing. The metadata is written even if the password is set
+        already, because it stores the name of the request (rule 6a).
 
         Raises: WrongPassword, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
         while True:
             row = await self.rows.fresh(ledger_id)
             if not row.access_key:
-                raise errors.InvalidRequest("the ledger has no password", ledger_id=ledger_id)
+                detail = "a password can't be added to a ledger created without a password"
+                raise errors.InvalidRequest(detail, ledger_id=ledger_id)
             if not self._gatekeeper.opens(row, new):
                 row = with_password(await self._allowed(ledger_id, password), new)
             elif once is None:
@@ -213,10 +215,10 @@ class Engine:
                 self.rows.put(row := changed)
                 break
             if status is CasStatus.MISSING:
-                raise errors.NoSuchLedger("the ledger is deleted", ledger_id=ledger_id)
+                raise errors.NoSuchLedger("the ledger was deleted", ledger_id=ledger_id)
             if changed is None:
                 raise errors.MetadataUnavailable(ledger_id=ledger_id)
-        await spread(row, self._ports)  # members keep copies of the metadata (rule 18b)
+        await spread(row, self._ports)  # bookies store copies of the metadata (rule 18b)
         return row
 
     async def accept_loss(
@@ -243,7 +245,8 @@ class Engine:
         row = await self._allowed(ledger_id, password)
         while True:
             if row.log is not None:
-                raise errors.OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
+                detail = f"the ledger belongs to the log {row.log}: delete the log instead"
+                raise errors.OwnedByLog(detail, ledger_id=ledger_id, log=row.log)
             if not is_closed(row):
                 row, _ = await self._ends.recover(row)
             try:
@@ -274,12 +277,12 @@ class Engine:
     async def notify_deleted(
         self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
     ) -> None:
-        """Sends members copies of deleted ledgers' last metadata, marked as deleted (rule 18e)."""
+        """Sends bookies the last metadata of deleted ledgers, marked as deleted (rule 18e)."""
         reported = [row.deleted(deletion=deletion) for row in rows]
         await asyncio.gather(*[spread(row, self._ports) for row in reported])
 
     async def copy_rows(self, ledger_ids: Sequence[int]) -> None:
-        """Sends members copies of metadata that the metadata service or another process has changed
+        """Sends bookies copies of metadata that the metadata service or another process has changed
         (rule 18b). If a read fails, autorecovery's check sends the copies later.
         """
         room = asyncio.Semaphore(_READ_AT_ONCE)
@@ -292,9 +295,9 @@ class Engine:
         await asyncio.gather(*map(copy, ledger_ids))
 
     async def keep_place(self, ledger_id: int) -> None:
-        """Has every member store a copy of a CLOSED ledger's metadata, which has its place in a log
-        (rule 27c). A member confirms its copy once its entries of the ledger are on disk too, also
-        if it defers syncs. Raises: NoSuchLedger, EntryUnavailable.
+        """Has every member store a copy of a CLOSED ledger's metadata with its first offset in a
+        log (rule 27c). A member confirms the copy once its entries of the ledger are on disk too,
+        even if it defers syncs. Raises: NoSuchLedger, EntryUnavailable.
         """
         row = await self.rows.fresh(ledger_id)
         members = {member for fragment in row.fragments for member in fragment.bookies}
@@ -302,7 +305,7 @@ class Engine:
         end = end_after(row, sum(kept), await self.rows.fresh(ledger_id))
         if row.first_offset is None or end is not End.KEPT or not all(kept):
             raise errors.EntryUnavailable(
-                f"{sum(kept)} of {len(kept)} members confirmed a copy of the ledger's place",
+                f"{sum(kept)} of {len(kept)} bookies stored the ledger's first offset: retry",
                 ledger_id=ledger_id,
             )
 
@@ -326,7 +329,7 @@ class Engine:
             opened = self._gatekeeper.check(row, password)
             if opened == row:
                 return row
-            # Rebuilt metadata lacks the keys (rule 18d). Store them: recovery and repair need them.
+            # Stores the keys that rebuilt metadata lacks (rule 18d), for recovery and repair.
             status, changed = await self.metadata.cas(opened)
             if status is not CasStatus.CONFLICT:  # otherwise the password may have changed
                 return opened if changed is None else changed
@@ -343,8 +346,8 @@ class Engine:
         ]
 
     async def cluster(self) -> dict[str, Any]:
-        """Every service with its state, including services that disappeared within the last hour,
-        and the ledgers that are degraded, under-replicated, or kept by bookies (rule 18c).
+        """Returns every service with its state, including services that disappeared within the last
+        hour, and the ledgers that are degraded, under-replicated, or kept by bookies (rule 18c).
         """
         queue = RepairClient(self.metadata, self.writer.id)
         bookies, services, metadata, missing, repairs, summary = await asyncio.gather(
@@ -380,13 +383,13 @@ class Engine:
         }
 
     def degraded_ledgers(self) -> Sequence[int]:
-        """Ids of the ledgers of this process with a bookie that accepts no appends (rule 8)."""
+        """Ids of this process's ledgers that have a bookie which accepts no appends (rule 8)."""
         return [handle.ledger_id for handle in self.handles.live if handle.is_degraded]
 
     async def ready(self) -> None:
         """Checks that a default ledger could be created now. Raises: the errors of `create`."""
         if self._is_draining:
-            raise errors.ShuttingDown("this gateway is shutting down")
+            raise errors.ShuttingDown(_DRAINS)
         size = LedgerOptions().quorum.ensemble_size
         await self.directory.refresh()
         if not self.directory.new_ensemble(size):
@@ -427,11 +430,12 @@ class Engine:
 
 
 def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
-    """The ledger's members with these names: `b1@2` names one member, `b1` each incarnation."""
+    """Returns the members with these names: `b1@2` names one member, `b1` every incarnation."""
     members = sorted(row.all_members)
     for name in names:
         if not any(name in (member, member_name(member)) for member in members):
             raise errors.InvalidRequest(
-                f"{name} is not a member of this ledger", ledger_id=row.ledger_id
+                f"`declare_lost` must name the ledger's bookies: {', '.join(members)} (got {name})",
+                ledger_id=row.ledger_id,
             )
     return tuple(m for m in members if m in names or member_name(m) in names)

@@ -1,4 +1,4 @@
-"""The write handle of one ledger: passes appends to the ledger's writer machine.
+"""The write handle of one ledger, which passes appends to the ledger's writer machine.
 
 The handle batches appends into runs without a timer. Appends that arrive in one turn of the event
 loop form one run. While two runs are in flight, new appends wait, and together form the next run.
@@ -30,16 +30,17 @@ from services.gateway.interface import EntriesAppended
 log = logging.getLogger(__name__)
 
 RUN_BYTES_MAX: Final = 1 << 20
-"""Larger appends are split into several runs: a run is the unit of a group commit and of a read."""
+"""Maximum size of a run, the unit of group commits and reads. Larger appends are split."""
 RUN_ENTRIES_MAX: Final = 10_000
 RUNS_IN_FLIGHT: Final = 2
 """One run is on the wire and one on the disk; more would only make runs smaller (measured)."""
 EXPLICIT_LAC_S: Final = 0.01
-"""A writer that is idle for this long sends its bookies an explicit LAC, so that the last appends
-are readable even if the gateway dies. A busy writer sends the LAC with each entry."""
+"""A writer that is idle for this long sends its bookies an explicit LAC, so the last appends stay
+readable even if the gateway dies. A busy writer sends the LAC with each entry."""
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
 """Large runs are sent up to this many bytes in flight, even beyond `RUNS_IN_FLIGHT`."""
+_IS_CLOSED: Final = "the ledger is closed: append to a new ledger instead"
 
 
 @dataclass(slots=True)
@@ -61,10 +62,10 @@ class HandleOwner(Protocol):
         """Called when the ledger is CLOSED."""
 
     def handle_failed(self, handle: "WriteHandle") -> None:
-        """Called when the handle has failed without learning the ledger's end."""
+        """Called when the handle has failed before it received the ledger's end."""
 
     def recovery_wanted(self, handle: "WriteHandle") -> None:
-        """Called when another process recovers the ledger: run a recovery here too (rule 10)."""
+        """Called when another process recovers the ledger, so this process must too (rule 10)."""
 
 
 @dataclass(slots=True)
@@ -101,8 +102,8 @@ class WriteHandle:
         """Called once for each ledger, by the process that created the ledger (rule 11)."""
         self.ledger_id = row.ledger_id
         self.access_row = row
-        """The newest metadata that this process has read. The machine's may be older, if another
-        gateway has changed the password."""
+        """The newest metadata that this process has read. The machine's metadata may be older, if
+        another gateway has changed the password."""
         self.machine = LedgerWriter(
             row, Codec(row.digest, row.mac_key), delays_change=delays_change
         )
@@ -147,7 +148,7 @@ class WriteHandle:
 
     @property
     def failure_code(self) -> str | None:
-        """Why the handle failed; None if it did not."""
+        """The code of the handle's failure; None if the handle has not failed."""
         return None if self._failure is None else self._failure.code
 
     @property
@@ -160,7 +161,7 @@ class WriteHandle:
 
     @property
     def row(self) -> LedgerMetadata:
-        """The ledger's metadata as the writer machine knows it."""
+        """The writer machine's version of the ledger's metadata."""
         return self.machine.metadata
 
     @property
@@ -181,14 +182,14 @@ class WriteHandle:
         first = self._next
         if expect is not None and expect != first:
             raise errors.UnexpectedEntryId(
-                f"the next entry is {first}, not {expect}",
+                f"the next entry id is {first}, but the request expects {expect}",
                 ledger_id=self.ledger_id,
                 next_entry_id=first,
             )
         size = sum(map(len, payloads))
         if not self._ledger_in_flight.has_room(size) or not self._gateway_in_flight.has_room(size):
             raise errors.Overloaded(
-                "too many bytes wait for their acknowledgement", ledger_id=self.ledger_id
+                "too many bytes wait for acknowledgement: retry later", ledger_id=self.ledger_id
             )
         self._ledger_in_flight.used_bytes += size
         self._gateway_in_flight.used_bytes += size
@@ -204,7 +205,7 @@ class WriteHandle:
 
     def recent(self, first: int, last: int, bytes_max: int) -> list[Run]:
         """Returns confirmed entries from memory, from `first` up to `last`; none if `first` is not
-        in memory. An ended handle returns none, since others may decide the ledger's end.
+        in memory. An ended handle returns none, because recovery may decide the ledger's end.
         """
         return self._recent.read(self.ledger_id, first, last, bytes_max) if self.is_live else []
 
@@ -230,7 +231,7 @@ class WriteHandle:
             self._driver.post(messages.ReplaceRequested(member))
 
     def place_in_log(self, first_offset: int, lineage: Lineage | None) -> None:
-        """Adds the ledger's place in its log to the copies of its metadata (rule 18f)."""
+        """Adds the ledger's first offset and lineage to the copies of its metadata (rule 18f)."""
         self._driver.post(messages.PlacedInLog(first_offset, lineage))
 
     def closed_by_other(self, row: LedgerMetadata) -> None:
@@ -245,7 +246,7 @@ class WriteHandle:
 
     def learn(self, head: LedgerHead) -> None:
         """Compares the primary's metadata with the writer's. A higher version with another state or
-        writer ends the handle at once, which then acknowledges nothing more (rule 16a).
+        writer ends the handle at once; an ended handle acknowledges nothing (rule 16a).
         """
         if not self.is_live or head.version <= self.row.version:
             return
@@ -254,15 +255,15 @@ class WriteHandle:
         elif self.machine.is_closing_row:
             pass  # the response to the handle's own close will report the ledger's end
         elif head.state is not State.OPEN or not self._is_writer(head):
-            self._stop(errors.LedgerFenced, f"the row of version {head.version} is {head.state}")
+            self._stop(errors.LedgerFenced, f"another process made the ledger {head.state}")
 
     def _is_writer(self, head: LedgerHead) -> bool:
         mine = self.access_row.writer
         return mine is None or head.writer_id == mine.id
 
     def abandon(self) -> None:
-        """Ends the handle with its process: pending appends have an unknown outcome."""
-        self._stop(errors.WriterLost, "the writer's process ends")
+        """Ends the handle when its process ends. Pending appends have an unknown outcome."""
+        self._stop(errors.WriterLost, "the process of the ledger's writer is shutting down")
 
     def _stop(self, reason: type[errors.QuorumLogError], detail: str) -> None:
         """Stops the driver and fails the handle; the machine gets no further events."""
@@ -280,10 +281,10 @@ class WriteHandle:
         try:
             self._send_gathered()
         except Exception:
-            # A defect: it is unknown what was sent, and no later event would answer the waiters.
+            # After a defect any append may have been sent, and no event would answer the waiters.
             log.exception("handle-broke", extra={"ledger": self.ledger_id})
             self._sent = self._next
-            self._stop(errors.QuorumLogError, "the write handle broke")
+            self._stop(errors.QuorumLogError, "the ledger's writer failed with an internal error")
 
     def _send_gathered(self) -> None:
         while self._gathered and self._may_send():
@@ -324,8 +325,8 @@ class WriteHandle:
                 self._ended(row)
                 spread(row, self._ports).add_done_callback(partial(self._answer_close, row))
             case messages.Failed():
-                # An ENDING machine still closes the ledger at its LAC, and reports the close later,
-                # unless it is stopped.
+                # Unless it is stopped, an ENDING machine closes the ledger at its LAC, and reports
+                # the close later.
                 is_ending = self.machine.state in (WriterState.ENDING, WriterState.CLOSED)
                 self._fail(reported, is_final=not is_ending or self._driver.is_stopped)
             case messages.RecoveryNeeded():
@@ -351,8 +352,8 @@ class WriteHandle:
             self._flush()
 
     def _send_explicit_lac(self, known: int) -> None:
-        """Sends the explicit LAC once no entry was confirmed for `EXPLICIT_LAC_S`. A fenced or
-        closed ledger is no problem: no end is below a confirmed entry (I1).
+        """Sends the explicit LAC once no entry was confirmed for `EXPLICIT_LAC_S`. This is safe for
+        a fenced or closed ledger too, because no end is below a confirmed entry (I1).
         """
         if not self.is_live:
             return
@@ -383,7 +384,7 @@ class WriteHandle:
             self._owner.handle_failed(self)
 
     def _drop_waiters(self, failed: messages.Failed) -> None:
-        """Fails all waiting appends: outcome unknown if an entry was sent, otherwise not done."""
+        """Fails all waiting appends. The outcome is unknown if an entry was sent, else not-done."""
         while self._waiters:
             waiter = self._waiters.popleft()
             self._release(waiter)
@@ -403,8 +404,8 @@ class WriteHandle:
         if self._closed_row is not None:
             return
         self._closed_row = row
-        # The error doesn't name the end, because members may have no copies of it yet (rule 18b).
-        self._drop_waiters(messages.Failed(errors.LedgerClosed.code, detail="the ledger is closed"))
+        # The error doesn't name the end, because bookies may have no copies of it yet (rule 18b).
+        self._drop_waiters(messages.Failed(errors.LedgerClosed.code, detail=_IS_CLOSED))
         self.tails.wake_all()
         self._driver.stop()
         self._owner.handle_closed(self, row)
@@ -418,11 +419,11 @@ class WriteHandle:
         """The error for requests after the handle's end."""
         failed, row = self._failure, self._closed_row
         if row is not None or failed is None:
-            return errors.LedgerClosed("the ledger is closed", ledger_id=self.ledger_id)
+            return errors.LedgerClosed(_IS_CLOSED, ledger_id=self.ledger_id)
         if failed.code in (errors.LedgerClosed.code, errors.LedgerFenced.code):
             return self._error(failed, errors.NOT_DONE)
         return errors.WriterLost(
-            f"the write handle ended: {failed.code}",
+            f"the ledger's writer failed ({failed.code}): recover the ledger to learn its end",
             ledger_id=self.ledger_id,
             outcome=errors.NOT_DONE,
         )

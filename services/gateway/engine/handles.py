@@ -27,15 +27,16 @@ log = logging.getLogger(__name__)
 _CLOSE_S: Final = 30.0
 _RETRY_S: Final = 1.0
 _CLOSES_AT_ONCE: Final = 64
+NOT_THE_WRITER: Final = "this gateway does not write the ledger: recover the ledger to close it"
 _CLOSED_KEPT: Final = 10_000
-"""How many closed ledgers are remembered, to answer retries of a close."""
+"""Maximum number of closed ledgers that are remembered to answer retries of a close."""
 
 
 class Handles:
     """The write handles of the ledgers that this process writes.
 
     Invariants: each ledger gets at most one handle, in the process that created the ledger (rule
-    11); each handle counts against the budget `places` until it has closed or failed.
+    11). Each handle counts against the budget `places` until the handle has closed or failed.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Handles:
         """Returns the ledger's write handle. Raises: WriterLost."""
         handle = self.by_ledger.get(ledger_id)
         if handle is None:
-            raise errors.WriterLost("not the writer", ledger_id=ledger_id, outcome=errors.NOT_DONE)
+            raise errors.WriterLost(NOT_THE_WRITER, ledger_id=ledger_id, outcome=errors.NOT_DONE)
         return handle
 
     def open(self, row: LedgerMetadata, peer: str) -> None:
@@ -94,16 +95,16 @@ class Handles:
             delays_change=self._config.delays_ensemble_change,
         )
         if row.log is None:
-            # Not awaited: the first append sends a copy too (rule 18b).
+            # Not awaited, because the first append sends a copy too (rule 18b).
             _ = spread(row, self.ports)
 
     def place_in_log(
         self, ledger_id: int, first_offset: int, lineage: Lineage | None = None
     ) -> None:
-        """Sends copies of a ledger's metadata, once a log's metadata names the ledger and its
-        offset. No copy is sent earlier: a copy with the offset would not replace one of the same
-        version without it (rule 18f). Does nothing if called again, or if another process writes
-        the ledger.
+        """Sends copies of a ledger's metadata, once a log's metadata names the ledger and its first
+        offset. No copy is sent earlier, because a copy with the offset would not replace a copy of
+        the same version without the offset (rule 18f). Does nothing if called again, or if another
+        process writes the ledger.
         """
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and handle.row.first_offset is None:
@@ -130,20 +131,19 @@ class Handles:
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """The ledger's writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
+        """Returns the writer in another gateway. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
             raise errors.LedgerClosed(
-                f"the ledger ends at {row.last_entry}",
+                f"the ledger is closed, and its last entry is {row.last_entry}",
                 ledger_id=row.ledger_id,
                 last_entry=row.last_entry,
             )
         if row.state is State.IN_RECOVERY:
-            raise errors.LedgerFenced("the ledger is being recovered", ledger_id=row.ledger_id)
+            detail = "the ledger is being recovered: append to a new ledger instead"
+            raise errors.LedgerFenced(detail, ledger_id=row.ledger_id)
         if row.writer is None or row.writer.id == self.writer.id:
             raise errors.WriterLost(
-                "not the writer",
-                ledger_id=row.ledger_id,
-                outcome=errors.NOT_DONE,
+                NOT_THE_WRITER, ledger_id=row.ledger_id, outcome=errors.NOT_DONE
             )
         return row.writer
 
@@ -172,18 +172,18 @@ class Handles:
             if last is not None and last != row.last_entry:
                 row = await self.ends.reported(row)
                 raise errors.LedgerClosed(
-                    f"another process closed the ledger at {row.last_entry}, not at {last}",
+                    f"another process closed the ledger at entry {row.last_entry}, not {last}",
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )
-            return row, await spread(row, self.ports)  # a retry: the first answer was lost
+            return row, await spread(row, self.ports)  # a retry after the first answer was lost
         try:
             async with asyncio.timeout(_CLOSE_S):
                 handle = self.get(ledger_id)
                 return await handle.close(), handle.copies
         except TimeoutError as error:
             raise errors.MetadataUnavailable(
-                "the close is not settled yet", ledger_id=ledger_id, outcome=errors.UNKNOWN
+                "the close is still in progress: retry", ledger_id=ledger_id, outcome=errors.UNKNOWN
             ) from error
 
     async def drain(self) -> None:
@@ -200,14 +200,14 @@ class Handles:
         await asyncio.gather(*[close(handle) for handle in handles])
 
     def abandon(self) -> None:
-        """Ends all handles with the process: pending appends have an unknown outcome."""
+        """Ends all handles when the process ends. Pending appends have an unknown outcome."""
         for handle in list(self.by_ledger.values()):
             handle.abandon()
 
     # Callbacks of handles.
 
     def handle_closed(self, handle: WriteHandle, row: LedgerMetadata) -> None:
-        """Removes the handle of a CLOSED ledger. Later requests are answered from its metadata."""
+        """Removes the handle of a CLOSED ledger. Later requests are answered from the metadata."""
         self._give_place(handle.ledger_id)
         self.rows.put(row)
         if handle.failure_code is None:
@@ -218,8 +218,8 @@ class Handles:
             del self.closed_here[next(iter(self.closed_here))]
 
     def handle_failed(self, handle: WriteHandle) -> None:
-        """Recovers the ledger of a failed handle, unless it was deleted. The handle stays, so that
-        callers learn the error, until the ledger is known to be CLOSED or deleted.
+        """Recovers the ledger of a failed handle, unless the ledger was deleted. The handle stays
+        until the ledger is known to be CLOSED or deleted, so that callers get the error.
         """
         self._give_place(handle.ledger_id)
         code = handle.end_code
@@ -227,8 +227,8 @@ class Handles:
         if code in (errors.LedgerFenced.code, errors.LedgerClosed.code):
             self._queue_missed(handle)
         if code in (errors.LedgerFenced.code, errors.LedgerClosed.code, errors.QuorumLogError.code):
-            # A ledger without a live handle must end, and no other process recovers it while its
-            # writer's process lives. If the ledger has ended already, this only reads its metadata.
+            # A ledger without a live handle must end, and no other process recovers the ledger
+            # while the writer's process lives. For an ended ledger, this only reads the metadata.
             self.ends.start_recovery(handle.ledger_id)
         if code == errors.NoSuchLedger.code:
             self.rows.deleted(handle.ledger_id)
@@ -236,17 +236,17 @@ class Handles:
             self.row_changed(handle.ledger_id)  # the change may have been seen before the failure
 
     def recovery_wanted(self, handle: WriteHandle) -> None:
-        """Runs a recovery because the writer met another process's recovery (rule 10)."""
+        """Starts a recovery because another process is recovering the ledger (rule 10)."""
         self.ends.start_recovery(handle.ledger_id)
 
     def _give_place(self, ledger_id: int) -> None:
-        """Gives the budget `places` back for a ledger that this process no longer writes."""
+        """Returns a ledger's share of the budget `places` when this process stops writing it."""
         peer = self._opened_by.pop(ledger_id, None)
         if peer is not None:
             self.places.give(peer)
 
     def _queue_missed(self, handle: WriteHandle) -> None:
-        """Queues repairs of the entries that bookies missed, which only this writer knows."""
+        """Queues repairs of entries that bookies missed. No other process has a list of these."""
         missed = handle.machine.missed
         if missed:
             self.ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
@@ -291,10 +291,10 @@ async def queue_missed(
     """Adds ranges of entries that bookies missed to the repair queue (rule 8); retries until the
     metadata service is available.
 
-    Normally a writer queues these ranges with its own changes of the metadata, which it can't make
-    after another process's recovery. That recovery doesn't know of entries below its LAC that
-    reached only an ack quorum: only this function or the daily check of all copies finds them. A
-    range that is queued twice, or repaired already, costs only a check.
+    Normally a writer queues these ranges with its own changes of the metadata. After another
+    process's recovery, the writer can't change the metadata. The recovery doesn't find copies that
+    are missing below its LAC; only this function or the daily check of all copies does. A range
+    that is queued twice, or repaired already, costs only a check.
     """
     items = repairs_of(ledger_id, ((gap.member, gap.first, gap.last) for gap in missed))
     while True:

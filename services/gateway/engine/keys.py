@@ -1,9 +1,9 @@
-"""The keys derived from a ledger's password (rule 30); the password itself is stored nowhere.
+"""Keys derived from a ledger's password (rule 30). The password itself is never stored.
 
-- Access key: a salt and a derived key, in the ledger metadata; gateways verify passwords with it.
-- Ledger key: the access key (empty without a password), hashed with a random nonce; bookies check
+- Access key: a salt and a derived key in the ledger metadata. Gateways use it to verify passwords.
+- Ledger key: a hash of a random nonce and the access key (empty without a password). Bookies check
   it. If a ledger id is reused by mistake, the ledger keys differ (rule 17).
-- MAC key: for the digest `hmac-sha256`; only gateways get it.
+- MAC key: the key of the digest `hmac-sha256`, which only gateways get.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap, aes_key_wrap
 
 from quorumlog.errors import WrongPassword
+from quorumlog.header import LEDGER_PASSWORD
 from quorumlog.net import audit
 from quorumlog.net.budget import PEER
 from quorumlog.protocol.access_key import SALT_BYTES, is_same, is_sealed, salt_and_digest
@@ -31,7 +32,7 @@ _WRAPPING_KEY: Final = b"quorumlog MAC key's wrapping key"
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 32
 _VERIFIED_MAX: Final = 10_000
-"""How many hashes of verified passwords are remembered, to save time (chosen by judgement)."""
+"""Maximum number of cached hashes of verified passwords (chosen by judgement)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class LedgerKeys:
 
 
 def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
-    """Makes keys for a new ledger. They differ each time, even for the same password."""
+    """Generates new keys for a ledger. Each call returns new keys, even for the same password."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     access_key = mac_key = b""
     if password is not None:
@@ -58,7 +59,7 @@ def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
 
 def with_password(row: LedgerMetadata, password: str) -> LedgerMetadata:
     """Returns the metadata with another password. `row` must contain the ledger's keys. The MAC key
-    stays, so that existing entries verify; it is wrapped under a key derived from the new password.
+    is kept, so that existing entries verify, and wrapped by a key derived from the new password.
     """
     salt = secrets.token_bytes(SALT_BYTES)
     wrapped = b""
@@ -77,14 +78,14 @@ class Gatekeeper:
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
     def check(self, row: LedgerMetadata, password: str | None) -> LedgerMetadata:
-        """Checks a password, unless the ledger has none. Returns the metadata; if it was rebuilt
-        (rule 18d), adds the keys, which only the password yields. Raises: WrongPassword.
+        """Checks the password of a ledger that has one. Returns the metadata. Rebuilt metadata
+        (rule 18d) lacks the keys, so they are derived from the password. Raises: WrongPassword.
         """
         if not row.access_key:
             return row
         try:
             if password is None:
-                raise WrongPassword("the ledger has a password", ledger_id=row.ledger_id)
+                raise WrongPassword(f"{LEDGER_PASSWORD} is required", ledger_id=row.ledger_id)
             self._verify(self._newest(row), password)
         except WrongPassword as error:
             _note(row, error.status, error.code)
@@ -92,14 +93,14 @@ class Gatekeeper:
         return _with_keys(row, password) if is_sealed(row.access_key) else row
 
     def opens(self, row: LedgerMetadata, password: str) -> bool:
-        """Whether a password is the ledger's. Writes nothing to the audit log."""
+        """Whether the ledger has this password. Writes nothing to the audit log."""
         salt, _ = salt_and_digest(row.access_key)
         return is_same(salt + _derive(password, salt, _ACCESS_KEY), row.access_key)
 
     def _newest(self, row: LedgerMetadata) -> LedgerMetadata:
-        """Returns the metadata to check a password against: a writer's own may lack the password
-        that another gateway has set. Rebuilt metadata is used as it is: no writer has it, only its
-        own password yields its keys, and a higher known version may be of the lost history.
+        """Returns the newest metadata, to check a password against. The writer's metadata may lack
+        a password that another gateway has set. Rebuilt metadata is returned unchanged, because a
+        higher known version may come from the lost history, and no writer has rebuilt metadata.
         """
         known = None if is_sealed(row.access_key) else self._known(row.ledger_id)
         return row if known is None or known.version <= row.version else known
@@ -111,7 +112,7 @@ class Gatekeeper:
         salt, _ = salt_and_digest(row.access_key)
         derived = salt + _derive(password, salt, _ACCESS_KEY)
         if not is_same(derived, row.access_key):
-            raise WrongPassword("this is not the ledger's password", ledger_id=row.ledger_id)
+            raise WrongPassword(f"{LEDGER_PASSWORD} is wrong", ledger_id=row.ledger_id)
         self._verified[mark] = None
         if len(self._verified) > _VERIFIED_MAX:
             self._verified.popitem(last=False)
@@ -119,7 +120,7 @@ class Gatekeeper:
 
 
 def _note(row: LedgerMetadata, status: int, code: str = "") -> None:
-    """Audits the first use of the right password in this process, and each use of a wrong one."""
+    """Audits the first use of a right password in this process, and all uses of wrong passwords."""
     target = f"ledgers/{row.ledger_id}"
     audit.note("openLedger", target, status, code, who=audit.WHO.get(), remote=PEER.get())
 

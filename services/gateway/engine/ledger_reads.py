@@ -1,8 +1,8 @@
-"""Reads of any ledger: its LAC, its entries, and proof that an entry does not exist.
+"""Reads the LAC and the entries of any ledger, and proves that entries do not exist.
 
-The LAC comes from the writer, in this process or over HTTP. If the writer cannot be reached, a
-covering set of bookies determines the LAC. Cached metadata may be old, so a negative answer needs a
-read of the primary (rule 5).
+The LAC comes from the writer, in this process or over HTTP. If the writer can't be reached, a
+covering set of bookies determines the LAC. Cached metadata may be stale, so a negative answer
+requires a read from the primary (rule 5).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run
 from services.gateway.engine.handle import WriteHandle
-from services.gateway.engine.handles import Handles
+from services.gateway.engine.handles import NOT_THE_WRITER, Handles
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import is_closed
 from services.gateway.engine.tails import Tails
@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 _SLACK_BYTES: Final = 64 << 10
 """Bytes added to the payload limit of a read, for columns and digests of many small entries."""
 _AHEAD_MAX: Final = 8
-"""Maximum number of pages that are read ahead and not yet asked for (chosen by judgement)."""
+"""Maximum number of pages that are read ahead and not yet requested (chosen by judgement)."""
 _AHEAD_BYTES: Final = 1 << 20
 """Larger pages are not read ahead. The edge reads a large page in parts of this size anyway."""
 _AHEAD_S: Final = 5.0
-"""After this time a page that was read ahead makes room for another one (chosen by judgement)."""
+"""A page that was read ahead may be dropped after this time (chosen by judgement)."""
 _FOLLOWING_MAX: Final = 1000
-"""Maximum number of readers whose next page is known."""
+"""Maximum number of expected next pages, one for each recent reader."""
 
 
 class _Page(NamedTuple):
-    """The parameters of a read. The key tells two ledgers of one id apart (rule 17): an id that a
-    caller chose may be chosen again if the database loses its tombstone.
+    """The parameters of a read. The ledger key tells apart two ledgers with one id (rule 17): a
+    caller may choose a deleted ledger's id again if the database loses the tombstone.
     """
 
     ledger_id: int
@@ -56,8 +56,8 @@ class _Page(NamedTuple):
 
 
 class LedgerReads:
-    """The reads of one gateway. Invariant: metadata that comes with an LAC is at least as new as
-    the LAC, so it names the current members of all entries up to the LAC.
+    """The reads of one gateway. Invariant: metadata returned with an LAC is at least as new as the
+    LAC, so it names the current bookies of all entries up to the LAC.
     """
 
     def __init__(self, handles: Handles, peers: Peers) -> None:
@@ -66,9 +66,9 @@ class LedgerReads:
         self._rows, self._ends, self._ports = handles.rows, handles.ends, handles.ports
         self._gatekeeper = handles.gatekeeper
         self._following: OrderedDict[_Page, None] = OrderedDict()
-        """The reads that continue where a reader stopped."""
+        """The expected next read of each reader."""
         self._ahead: dict[_Page, tuple[float, asyncio.Future[list[Run]]]] = {}
-        """The reads that were begun before a reader asked, each with the time of its begin."""
+        """The reads that were started ahead of a request, each with its start time."""
         self.tails = Tails(self._poll_lac, self._ports.tasks)
 
     async def read(
@@ -83,10 +83,10 @@ class LedgerReads:
         view: LedgerView | None = None,
     ) -> ReadResult:
         """Reads confirmed entries first..last: at most `limit` and about `max_bytes` of payload,
-        but at least one. All entries acknowledged before the call are readable. Beyond the end the
-        result is empty, and `next` is `first`. A read stops before lost entries (rule 31). A read
-        that begins at a lost entry raises EntryLost, whose `next` is the first entry after the
-        loss. `view`: the ledger's view, if known.
+        but at least one entry. All entries acknowledged before the call are readable. Beyond the
+        end the result is empty, and `next` is `first`. A read stops before lost entries (rule 31).
+        A read that begins at a lost entry raises EntryLost, whose `next` is the first entry after
+        the loss. `view`: the ledger's view, if known.
 
         Raises: EntryLost, EntryUnavailable, NoSuchLedger.
         """
@@ -115,8 +115,8 @@ class LedgerReads:
         )
 
     async def _page(self, page: _Page, row: LedgerMetadata, end: int, final: int) -> list[Run]:
-        """Reads the entries of a page up to `end` from bookies. For a reader that asks for one page
-        after another, the next page is read while this one is sent, up to the entry `final`.
+        """Reads the entries of a page up to `end` from bookies. For a reader that requests
+        consecutive pages, the next page is read ahead, up to the entry `final`.
         """
         is_in_order = self._following.pop(page, True) is None
         _, ahead = self._ahead.pop(page, (0.0, None))
@@ -134,7 +134,7 @@ class LedgerReads:
         return runs
 
     def _read_ahead(self, page: _Page, row: LedgerMetadata, final: int) -> None:
-        """Starts to read a page, if there is room for it. If that fails, its reader tries again."""
+        """Starts to read a page if there is room. If the read fails, the page's reader retries."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if len(self._ahead) >= _AHEAD_MAX:
@@ -228,15 +228,15 @@ class LedgerReads:
         if not is_closed(row):
             row = await self._rows.fresh(ledger_id)
         if not is_closed(row):
-            raise errors.WriterLost("not the writer", ledger_id=ledger_id, outcome=errors.NOT_DONE)
+            raise errors.WriterLost(NOT_THE_WRITER, ledger_id=ledger_id, outcome=errors.NOT_DONE)
         view = await self._ended(row)
         return view, view.row.version
 
     async def _view(self, ledger_id: int, *, is_strict: bool = False) -> LedgerView:
-        """Returns the LAC, and metadata at least as new; if `is_strict`, the primary's (rule 5)."""
+        """Returns the LAC and metadata at least as new. `is_strict`: from the primary (rule 5)."""
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None and self._rows.cached(ledger_id) is None:
-            self._rows.put(handle.row)  # so that a read needs no metadata service
+            self._rows.put(handle.row)  # so that a read needs no request to the metadata service
         row = await (self._rows.fresh(ledger_id) if is_strict else self._rows.row(ledger_id))
         if is_closed(row):
             return await self._ended(row)
@@ -254,8 +254,8 @@ class LedgerReads:
         return await self._by_bookies(row)
 
     async def _ended(self, row: LedgerMetadata) -> LedgerView:
-        """Returns the end of a CLOSED ledger. If it can't be checked that bookies keep the end,
-        returns the LAC that bookies know instead, and does not report the end (rule 18b).
+        """Returns the end of a CLOSED ledger. If the check that bookies keep the end fails, returns
+        the LAC that bookies report instead of the end (rule 18b).
         """
         try:
             return _view_of_ended(await self._ends.reported(row))
@@ -263,11 +263,11 @@ class LedgerReads:
             return await self._by_bookies(row)
 
     async def _by_bookies(self, row: LedgerMetadata) -> LedgerView:
-        """Returns the LAC that a covering set of bookies knows. Raises: EntryUnavailable."""
+        """Returns the LAC that a covering set of bookies reports. Raises: EntryUnavailable."""
         lac_by_bookies = await confirmed_by_bookies(row, self._ports.bookies)
         if lac_by_bookies is None:
             raise errors.EntryUnavailable(
-                "neither the writer nor enough bookies say how far the ledger is confirmed",
+                "neither the ledger's writer nor enough bookies reported the LAC: retry",
                 ledger_id=row.ledger_id,
             )
         return LedgerView(row, lac_by_bookies, closed=False, lac_source="bookies")
@@ -300,8 +300,8 @@ class LedgerReads:
 
 
 async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int | None:
-    """Returns the highest LAC known to a covering set of the last fragment's bookies (rules 5 and
-    13); None if too few bookies answered. All entries below the last fragment are confirmed.
+    """Returns the highest LAC that a covering set of the last fragment's bookies reports (rules 5
+    and 13); None if too few bookies answered. All entries below the last fragment are confirmed.
     """
     machine = LacByCoverage(row)
     end: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -362,13 +362,13 @@ def _view_of_ended(row: LedgerMetadata) -> LedgerView:
 
 
 def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
-    """Returns the last entry of first..last that precedes all lost entries. Lost entries are never
-    read from bookies, so a copy that is found later changes no answer. Raises: EntryLost.
+    """Returns the last entry of first..last before any lost entry. Lost entries are never read from
+    bookies, so the response doesn't change if a copy is found later. Raises: EntryLost.
     """
     lost = row.lost_at(first)
     if lost is not None:
         raise errors.EntryLost(
-            f"entries {lost[0]} to {lost[1]} are lost",
+            f"entries {lost[0]} to {lost[1]} are lost: continue with entry {lost[1] + 1}",
             ledger_id=row.ledger_id,
             entry_id=first,
             next=lost[1] + 1,
@@ -377,16 +377,14 @@ def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
 
 
 def _absent(view: LedgerView, entry_id: int) -> errors.QuorumLogError:
-    """The error for an entry that can't be read, which claims only what is proven (rule 5)."""
+    """The error for an entry that can't be read. Reports an absence only if proven (rule 5)."""
     ledger_id = view.row.ledger_id
     is_beyond = entry_id > view.last_add_confirmed
     if view.closed and is_beyond:
-        return errors.NoSuchEntry(
-            f"the ledger ends at {view.row.last_entry}", ledger_id=ledger_id, entry_id=entry_id
-        )
-    confirmed = f"confirmed up to {view.last_add_confirmed}"
+        detail = f"the ledger is closed, and its last entry is {view.row.last_entry}"
+        return errors.NoSuchEntry(detail, ledger_id=ledger_id, entry_id=entry_id)
+    lac, source = view.last_add_confirmed, view.lac_source
+    detail = f"the {source} reported {lac} as the last confirmed entry: retry later"
     if view.lac_source == "writer" and is_beyond:
-        return errors.NotYetConfirmed(confirmed, ledger_id=ledger_id, entry_id=entry_id)
-    return errors.EntryUnavailable(
-        f"{confirmed} (reported by the {view.lac_source})", ledger_id=ledger_id, entry_id=entry_id
-    )
+        return errors.NotYetConfirmed(detail, ledger_id=ledger_id, entry_id=entry_id)
+    return errors.EntryUnavailable(detail, ledger_id=ledger_id, entry_id=entry_id)

@@ -29,7 +29,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import new_keys
-from services.gateway.engine.peers import Peers
+from services.gateway.engine.peers import SILENT_WRITER, Peers
 from services.gateway.engine.rows import is_closed
 from services.gateway.interface import DEGRADED, FRAMES, EntriesAppended, LedgerOptions
 
@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 1.0
 _PLACINGS: Final = 3
-"""How often a creation chooses an ensemble, if chosen bookies register again in the meantime."""
+"""Maximum attempts to choose an ensemble, if chosen bookies register again meanwhile."""
 LARGE_BYTES: Final = 512 << 10
-"""Batches of this size or more are compressed in a thread. The compression of such a batch takes a
-millisecond (docs/internals/performance.md), the use of a thread a tenth of that."""
+"""Batches of this size or more are compressed in a thread. The compression takes about 1 ms
+(docs/internals/performance.md), and the thread adds about 0.1 ms."""
 
 _U32: Final = struct.Struct(">I")
 
@@ -49,8 +49,8 @@ class Placing:
     """Chooses the ensembles of new ledgers for one gateway."""
 
     def __init__(self, directory: Directory, *, zones_min: int, enforces_zones: bool) -> None:
-        """`zones_min`: how many zones must have a copy of each entry. If an ensemble has too few,
-        the creation is rejected (`enforces_zones`), or the ledger is marked as degraded.
+        """`zones_min`: how many zones must have a copy of each entry. If an ensemble has fewer, the
+        creation is rejected (with `enforces_zones`), or the ledger is marked as degraded.
         """
         self.directory = directory
         self._zones_min = zones_min
@@ -81,7 +81,7 @@ class Placing:
     def too_few(self, needed: int) -> errors.NotEnoughBookies:
         """The error for a creation that found too few bookies."""
         return errors.NotEnoughBookies(
-            f"{needed} bookies that take entries are needed: {self.directory.census()}"
+            f"the ledger needs {needed} bookies that accept entries: {self.directory.census()}"
         )
 
     def _is_narrow(self, quorum: Quorum, members: tuple[str, ...]) -> bool:
@@ -94,8 +94,8 @@ class Placing:
             return False
         if self._enforces_zones:
             raise errors.NotEnoughBookies(
-                f"the copies of an entry would be in {used} zones, but {wanted} are required"
-                " (ZONES_MIN)"
+                f"the copies of an entry would be in {used} zones, but ZONES_MIN requires {wanted}:"
+                " start bookies in more zones"
             )
         self.narrow_count += 1
         log.warning("too-few-zones", extra={"used": used, "wanted": wanted})
@@ -103,8 +103,8 @@ class Placing:
 
 
 class Creations:
-    """Creates ledgers. Invariant: a running creation counts against the budget of open ledgers,
-    until it fails or passes the count to the ledger's handle.
+    """Creates ledgers. Invariant: a running creation counts against the budget of open ledgers
+    until it fails, or until the ledger's handle counts instead.
     """
 
     def __init__(self, handles: Handles, metadata: MetadataClient, placing: Placing) -> None:
@@ -120,7 +120,7 @@ class Creations:
         if options.log is None:
             places.take(peer)
         else:
-            places.back(peer)  # the budget never rejects a log's ledger, for a roll or a takeover
+            places.back(peer)  # the budget never rejects the ledger of a log's roll or takeover
         is_kept = False
         try:
             stale: errors.StaleMember | None = None
@@ -130,7 +130,7 @@ class Creations:
                 try:
                     row, is_kept = await self._create(draft, attempt, once, peer)
                 except errors.StaleMember as error:
-                    # The list of bookies is older than the registration of one of them (rule 15b).
+                    # A bookie has registered since the list of bookies was read (rule 15b).
                     stale = error
                     await self._placing.directory.refresh()
                 except (errors.MetadataUnavailable, asyncio.CancelledError) as error:
@@ -144,16 +144,16 @@ class Creations:
                 else:
                     return row
             raise errors.NotEnoughBookies(
-                f"bookies registered again {_PLACINGS} times while an ensemble was being chosen: {stale}"
+                f"chosen bookies registered again in each of {_PLACINGS} attempts: retry ({stale})"
             ) from stale
         finally:
             if not is_kept:
                 places.give(peer)
 
     async def _draft(self, options: LedgerOptions) -> LedgerMetadata:
-        """The metadata of the ledger to create, with a new ensemble and new keys."""
+        """Returns the metadata of the ledger to create, with a new ensemble and new keys."""
         if options.digest is DigestKind.HMAC_SHA256 and options.password is None:
-            raise errors.InvalidRequest("the digest hmac-sha256 needs a password")
+            raise errors.InvalidRequest("`password` is required with the digest hmac-sha256")
         members, is_degraded = await self._placing.new_ensemble(
             options.quorum, allow_degraded=options.allow_degraded
         )
@@ -175,7 +175,7 @@ class Creations:
     async def _create(
         self, draft: LedgerMetadata, attempt: str, once: Once | None, peer: str
     ) -> tuple[LedgerMetadata, bool]:
-        """Returns the ledger's metadata, and whether a new handle took the budget over."""
+        """Returns the ledger's metadata, and whether a new handle counts against the budget now."""
         rereads = self._handles.rereads
         gaps = rereads.gaps
         row = await self._metadata.create(draft, attempt=attempt, once=once)
@@ -188,8 +188,8 @@ class Creations:
         """Opens a write handle for the new ledger, unless one exists; returns whether it did."""
         self._handles.rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self._handles.writer.id
-        # A client's retry gets the metadata of the first ledger, which may have a handle already.
-        # Another process may have ended the ledger before this answer arrived.
+        # A client's retry gets the metadata of the ledger of the first request, which may have a
+        # handle already. Another process may have ended the ledger before this answer arrived.
         is_new = row.ledger_id not in self._handles.by_ledger and row.state is State.OPEN
         if is_ours and row.ledger_key == ledger_key and is_new:
             self._handles.open(row, peer)
@@ -199,8 +199,8 @@ class Creations:
     async def _settle(
         self, draft: LedgerMetadata, attempt: str, once: Once | None, peer: str
     ) -> None:
-        """Retries a creation until its outcome is known. While this process lives, it counts as the
-        ledger's writer (rule 11), so no other process would close or repair the ledger.
+        """Retries a creation until its outcome is known. No other process would close or repair the
+        ledger, because this process counts as the ledger's writer while it lives (rule 11).
         """
         is_kept = False
         try:
@@ -219,16 +219,17 @@ class Creations:
 
 
 def transaction_of(row: LedgerMetadata) -> str | None:
-    """The id of the transaction that a ledger belongs to, or None."""
+    """Returns the id of the transaction to which a ledger belongs, or None."""
     return dict(row.extra).get(TRANSACTION_TAG) if row.extra else None
 
 
-def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
-    """Raises OwnedByLog if only a log may append to the ledger and close it (rule 27). Clients
+def check_not_of_log(row: LedgerMetadata, verb: str) -> None:
+    """Raises OwnedByLog if only a log may append to the ledger and close it (rule 27). Clients may
     append to a transaction's ledger and close it, although the ledger names a log.
     """
     if row.log is not None and transaction_of(row) is None:
-        raise errors.OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
+        detail = f"the ledger belongs to the log {row.log}: {verb} the log instead"
+        raise errors.OwnedByLog(detail, ledger_id=row.ledger_id, log=row.log)
 
 
 async def packed_batch(data: bytes) -> bytes:
@@ -239,7 +240,7 @@ async def packed_batch(data: bytes) -> bytes:
 
 
 class Appends:
-    """The appends of this gateway's clients. The object keeps no state."""
+    """Carries out the appends of this gateway's clients. Stateless."""
 
     def __init__(self, handles: Handles, peers: Peers) -> None:
         """`handles`: the ledgers that this process writes; `peers`: the other gateways."""
@@ -258,7 +259,8 @@ class Appends:
         handle = self._handles.by_ledger.get(ledger_id)
         row = await self._row(ledger_id) if handle is None else handle.row
         if row.log is not None:
-            raise errors.OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
+            detail = f"the ledger belongs to the log {row.log}: append to the log instead"
+            raise errors.OwnedByLog(detail, ledger_id=ledger_id, log=row.log)
         if handle is None:
             frames = b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
             reported = orjson.loads(
@@ -285,7 +287,7 @@ class Appends:
     ) -> bytes:
         """Forwards a client's append to the ledger's writer; returns the JSON of the response."""
         row = await self._row(ledger_id)
-        check_not_of_log(row, "append to the log")
+        check_not_of_log(row, "append to")
         self._gatekeeper.check(row, password)
         writer, peers = self._handles.writer_of(row), self._peers
         query = "" if expect is None else f"?expect={expect}"
@@ -295,16 +297,16 @@ class Appends:
                 writer, "POST", path, peers.append_s, data, media=media, password=password
             )
         except TimeoutError as error:
-            raise errors.QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
+            raise errors.QuorumTimeout(SILENT_WRITER, ledger_id=ledger_id) from error
         except errors.WriterLost as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
 
     def at_hand(
         self, ledger_id: int
     ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
-        """Returns a function that starts an append without waiting (`WriteHandle.append`), or None
-        unless this process writes the ledger, and the ledger has no password, log or transaction.
-        If the function raises, nothing is appended.
+        """Returns a function that starts an append without waiting (`WriteHandle.append`). Returns
+        None unless this process writes the ledger, and the ledger has no password, log or
+        transaction. If the function raises, nothing is appended.
         """
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is None or not handle.takes_appends:
@@ -323,14 +325,15 @@ class Appends:
         try:
             handle = self._handles.get(ledger_id)
             if transaction_of(handle.access_row) is None:
-                raise errors.OwnedByLog("the ledger belongs to no transaction", ledger_id=ledger_id)
+                detail = "record batches can be appended only to a transaction's ledger"
+                raise errors.OwnedByLog(detail, ledger_id=ledger_id)
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
             if len(data) > batch.BATCH_BYTES_MAX:
-                raise errors.TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+                raise errors.TooLarge(f"a batch may have at most {batch.BATCH_BYTES_MAX} bytes")
             now_ms, count = int(datetime.now(UTC).timestamp() * 1000), handle.records
             entry = batch.placed(data, append_time_ms=now_ms, records_before=count)
-            # No `await` since `records` was read: records are counted in the order of entry ids.
+            # No `await` follows the read of `records`, so the count has the order of entry ids.
             submitted = handle.append((entry,), expect)
             handle.records += batch.decode_head(data).count
         except (errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost) as error:
@@ -338,7 +341,7 @@ class Appends:
         return await submitted
 
     async def transaction_of(self, ledger_id: int) -> str | None:
-        """The id of the transaction that a ledger belongs to; None also for an unknown ledger.
+        """Returns the id of the ledger's transaction; None also for an unknown ledger.
 
         Raises: MetadataUnavailable.
         """
@@ -351,8 +354,8 @@ class Appends:
             return None  # the following append reports it
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:
-        """Reads the metadata. CLOSED metadata is read from the primary, and its end is checked
-        (rule 18b), because the error for the append reports the end.
+        """Reads the metadata. CLOSED metadata is read from the primary, and copies of its end are
+        checked (rule 18b), because the error for the append reports the end.
         """
         row = await self._rows.row(ledger_id)
         if is_closed(row):

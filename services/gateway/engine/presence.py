@@ -1,4 +1,4 @@
-"""The processes that this gateway saw alive in the last hour, to show which of them are gone."""
+"""Tracks the processes that were alive in the last hour, to show which of them are gone."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,13 @@ from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import BookieInfo, ServiceInfo, ServiceList
 
 _LOOK_S: Final = 5.0
-"""The interval of looks: processes count as alive for as long after their last heartbeat."""
+"""Interval between two checks; a process counts as alive this long after its last heartbeat."""
 _GONE_KEPT_S: Final = 3600.0
 SEEN_MAX: Final = 1000
 
 _Key = tuple[str, str]
-"""A bookie's name, or the kind and the internal URL of another service. A process that starts again
-at the same URL thereby replaces the former one."""
+"""The kind of a service, and a bookie's name or another service's internal URL. A process that
+restarts at the same URL replaces its predecessor."""
 
 
 @dataclass(eq=False)
@@ -28,14 +28,14 @@ class Presence:
     """Remembers when each process was last seen alive."""
 
     _look_at_bookies: Callable[[], Sequence[BookieInfo]]
-    """Returns the list that was read last."""
+    """Returns the bookies that the directory read last."""
     _look_at_services: Callable[[], Awaitable[ServiceList]]
     _clock: Callable[[], float] = time.monotonic
     _seen: dict[_Key, tuple[ServiceInfo | None, float]] = field(default_factory=dict)
-    """From the one that was seen longest ago on."""
+    """The last service info and time of each process; the process seen longest ago is first."""
 
     async def follow(self) -> Never:
-        """Look at all processes periodically, for ever."""
+        """Checks periodically which processes are alive. Never returns."""
         while True:
             with contextlib.suppress(QuorumLogError):
                 self.shown(self._look_at_bookies(), await self._look_at_services())
@@ -44,8 +44,8 @@ class Presence:
     def shown(
         self, bookies: Sequence[BookieInfo], services: ServiceList
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The JSON objects of these bookies and services, and of services that are gone. Lost
-        bookies and gone services have `last_seen_at`; null: not in the last hour.
+        """Returns the JSON objects of these bookies and services, and of services that are gone.
+        Lost bookies and gone services have `last_seen_at`, which is null after more than an hour.
         """
         found = {(one.kind, one.internal_url or one.url): one for one in services.services}
         for key, service in found.items():
@@ -53,7 +53,7 @@ class Presence:
         for bookie in bookies:
             if bookie.state != "lost":
                 self._note(("bookie", member_name(bookie.id)), None)
-        # While Redis is away, the list of services may lack some that live.
+        # While Redis is unavailable, the list may lack services that are alive.
         gone = {} if services.stale else self._seen
         shown = [bookie.model_dump(mode="json") for bookie in bookies]
         for one in shown:

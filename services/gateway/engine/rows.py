@@ -1,8 +1,8 @@
 """A cache of ledger metadata, which follows the stream of changes. After a gap in the stream, the
 metadata on which this process relies is read again (rule 16a).
 
-Cached metadata may be old, so it proves no absence: negative answers need a read of the primary
-(`fresh`). While the metadata service is unavailable, reads use cached metadata.
+Cached metadata may be stale, so a negative answer requires a read from the primary (`fresh`). While
+the metadata service is unavailable, reads use cached metadata.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ _RETRY_S: Final = 0.5
 """Pause after a failed reread. The failed request itself takes up to the client's deadline."""
 _LOGGED_MAX: Final = 10
 _ROWS_MAX: Final = 100_000
-"""How many ledgers have cached metadata. A ledger with three members takes about 1 KiB (measured
+"""Maximum number of ledgers in the cache. A ledger with three members takes about 1 KiB (measured
 with sys.getsizeof), so the cache takes at most 100 MB, plus custom metadata."""
 _TEXT_BYTES_MAX: Final = 16 << 20
-"""Limit of cached custom metadata: that of 100,000 ledgers may be 1.6 GB (chosen by judgement)."""
+"""Limit of cached custom metadata, because 100,000 ledgers may have 1.6 GB (by judgement)."""
 _FRESH_S: Final = 0.5
-"""How long a read waits before it uses cached metadata instead (chosen by judgement)."""
+"""Maximum wait of a read before it uses cached metadata instead (chosen by judgement)."""
 _REQUESTS_MAX: Final = 32
-"""Limit of concurrent requests by machines, as many as Postgres can bear (chosen by judgement)."""
+"""Limit of the machines' concurrent requests, to protect Postgres (chosen by judgement)."""
 _AWAY_PAUSE_S: Final = 1.0
-"""For this long after a failed read, cached metadata is used at once (chosen by judgement)."""
+"""After a failed read, cached metadata is used without a read for this long (by judgement)."""
 
 
 @dataclass(slots=True)
@@ -53,18 +53,18 @@ class LedgerRows:
     """The cache of ledger metadata.
 
     Invariants: the cached version of a ledger never decreases; cached metadata is marked stale if a
-    higher version was announced, before or after the metadata was read.
+    higher version was announced before or after the read.
     """
 
     _metadata: MetadataClient
     _changed: Callable[[int], None]
-    """Gets the id of each changed ledger."""
+    """Callback that gets the id of each changed ledger."""
     _ended: Callable[[int], None]
-    """Gets the id of each ledger that is no longer OPEN."""
+    """Callback that gets the id of each ledger that is no longer OPEN."""
     on_gap: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for gaps in the stream of changes: changes may have been missed."""
+    """Callbacks for gaps in the stream, in which changes may have been missed."""
     on_log: list[Callable[[str], None]] = field(default_factory=list)
-    """Gets the name of each changed log."""
+    """Callbacks that get the name of each changed log."""
     _rows: OrderedDict[int, LedgerMetadata] = field(default_factory=OrderedDict)
     _stale: set[int] = field(default_factory=set)
     """Ledgers whose cached metadata is older than an announced version."""
@@ -126,18 +126,18 @@ class LedgerRows:
         return ledger_id in self._deleted
 
     def deleted(self, ledger_id: int) -> None:
-        """Records that a ledger has a tombstone, and so never exists again (rule 17)."""
+        """Records that a ledger has a tombstone, so its id is never used again (rule 17)."""
         self._forget(ledger_id)
         self._deleted[ledger_id] = None
         if ledger_id in self._reads:
-            # The answer to a running read may come after the tombstone was evicted.
+            # The answer to a running read may arrive after the cache evicted the tombstone.
             self._reads[ledger_id].has_gap = True
         if len(self._deleted) > _ROWS_MAX:
             self._deleted.popitem(last=False)
         self._changed(ledger_id)
 
     async def row(self, ledger_id: int, *, newer_than: int = 0) -> LedgerMetadata:
-        """Returns the ledger's metadata, possibly slightly stale. With `newer_than`, asks the
+        """Returns the ledger's metadata, possibly slightly stale. With `newer_than`, reads from the
         primary unless a higher version is cached.
 
         Raises: NoSuchLedger, MetadataUnavailable if the metadata is not cached.
@@ -160,7 +160,7 @@ class LedgerRows:
     async def fresh(self, ledger_id: int) -> LedgerMetadata:
         """Reads the metadata from the primary. Raises: NoSuchLedger, MetadataUnavailable."""
         if ledger_id in self._deleted:
-            raise errors.NoSuchLedger("the ledger was deleted", ledger_id=ledger_id, deleted=True)
+            raise errors.NoSuchLedger("this ledger was deleted", ledger_id=ledger_id, deleted=True)
         reads = self._reads.setdefault(ledger_id, _PendingReads())
         reads.count += 1
         try:
@@ -175,13 +175,13 @@ class LedgerRows:
                 del self._reads[ledger_id]
         self.put(row)
         if self._rows.get(ledger_id) is row and (reads.has_gap or row.version < reads.version):
-            # A notification on another connection overtook this answer, and is not repeated.
+            # A notification overtook this answer on another connection, and is not repeated.
             self._stale.add(ledger_id)
         return row
 
     async def fresh_closed(self, ledger_id: int) -> LedgerMetadata:
-        """Reads from the primary the metadata of a ledger that was just closed. If it is missing or
-        not CLOSED, the database went back, and can't prove the close's outcome (rule 18a).
+        """Reads from the primary the metadata of a ledger that was just closed. If the metadata is
+        missing or not CLOSED, the database went back, and can't prove the outcome (rule 18a).
 
         Raises: NoSuchLedger if the ledger was deleted since, MetadataUnavailable, DatabaseWentBack.
         """
@@ -198,8 +198,8 @@ class LedgerRows:
         raise went_back(ledger_id, "closed", known)
 
     async def require_deleted(self, ledger_id: int) -> None:
-        """Checks that the database still has a deletion, after members got copies of it and before
-        it is reported to a client: the database may have been lost in between (rule 18e).
+        """Checks that the database still has a deletion, before the client gets a response. The
+        database may have been lost while bookies got copies of the deletion (rule 18e).
 
         Raises: MetadataUnavailable, DatabaseWentBack; both with the outcome unknown.
         """
@@ -234,30 +234,30 @@ class LedgerRows:
 class Rereads(Generic[Head]):
     """Rereads the metadata of ledgers after a gap in the stream of changes.
 
-    A write handle that missed its own replacement would continue to write what no reader sees.
-    Metadata is read from the primary, in bulk and in the background, while appends continue: an
-    open ledger needs no metadata. The handle decides whether it must end.
+    A write handle that missed its own replacement would continue to write entries that no reader
+    sees. Metadata is read from the primary, in bulk and in the background. Appends continue
+    meanwhile, because they need no metadata. The handle decides whether it must end.
 
-    Invariant: a ledger stays wanted until a request succeeds that began after it became wanted.
+    Invariant: a ledger stays wanted until a request succeeds that began after the last `want`.
     """
 
     _live_ids: Callable[[], Iterable[int]]
     """Returns the ids of the ledgers on which this process relies."""
     _read: Callable[[Sequence[int]], Awaitable[Mapping[int, Head]]]
-    """Reads their metadata from the primary. Missing metadata is logged as an error, and proves
-    nothing: the handle continues (rule 18)."""
+    """Reads the metadata of ledgers from the primary. Missing metadata is logged as an error, but
+    the handle continues, because missing metadata proves nothing (rule 18)."""
     _apply: Callable[[Head], None]
-    """Gets each result."""
+    """Callback that gets each result."""
     _wanted: dict[int, int] = field(default_factory=dict)
-    """For each wanted ledger: the number of requests that had been sent when it became wanted."""
+    """The number of requests sent before the last `want` of each wanted ledger."""
     _requests: int = 0
     _is_due: asyncio.Event = field(default_factory=asyncio.Event)
     gaps: int = 0
-    """How many gaps the stream of changes has had so far."""
+    """The number of gaps in the stream of changes so far."""
 
     @property
     def waiting(self) -> int:
-        """How many ledgers wait for their reread."""
+        """The number of ledgers that wait for their reread."""
         return len(self._wanted)
 
     def gap(self) -> None:
@@ -300,15 +300,15 @@ class Rereads(Generic[Head]):
         if missing:
             log.error("rows-missing", extra={"rows": missing[:_LOGGED_MAX], "count": len(missing)})
         for ledger_id in asked:
-            # A ledger that became wanted during the request stays: this answer may be older.
+            # A ledger that became wanted during the request stays, as this answer may be older.
             if self._wanted[ledger_id] < self._requests:
                 del self._wanted[ledger_id]
         return True
 
 
 class ThrottledMetadata:
-    """Limits the concurrent metadata requests of machines: when a bookie dies, thousands of ledgers
-    change their ensembles at once. Implements `ports.MetadataPort`.
+    """Limits the concurrent metadata requests of machines, because thousands of ledgers change
+    their ensembles at once when a bookie dies. Implements `ports.MetadataPort`.
     """
 
     def __init__(self, metadata: MetadataClient) -> None:
@@ -316,7 +316,7 @@ class ThrottledMetadata:
         self._metadata = metadata
         self._room = asyncio.Semaphore(_REQUESTS_MAX)
         self.ensemble_changes = 0
-        """The number of ensemble changes, the only changes by machines that leave a ledger OPEN."""
+        """The number of ensemble changes. No other change by a machine leaves a ledger OPEN."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """Reads the metadata from the primary."""
@@ -335,9 +335,9 @@ class ThrottledMetadata:
 
 
 def went_back(ledger_id: int, done: str, known: str) -> errors.DatabaseWentBack:
-    """The error if the database lacks an acknowledged change of a ledger."""
+    """The error for a database that lacks an acknowledged change of a ledger."""
     return errors.DatabaseWentBack(
-        f"the ledger was {done}, and the database has {known}",
+        f"the database has lost changes: the ledger was {done}, but the database has {known}",
         ledger_id=ledger_id,
         outcome=errors.UNKNOWN,
     )
@@ -349,5 +349,5 @@ def is_closed(row: LedgerMetadata) -> bool:
 
 
 def _text_bytes(row: LedgerMetadata) -> int:
-    """The size of a ledger's custom metadata, which may be much larger than the rest."""
+    """The size of a ledger's custom metadata, which may be much larger than all other metadata."""
     return sum(len(key) + len(value) for key, value in row.custom)

@@ -2,8 +2,8 @@
 
 All readers that wait for entries of another gateway's ledger share one long poll.
 
-The runs that this process's writers confirmed last stay in memory, so that readers at the tail need
-no bookie. A cached run has the bytes that were sent to bookies, and keeps no request buffer alive.
+The newest confirmed runs of this process's writers stay in memory, so readers at the tail need no
+bookie. A cached run has the bytes that were sent to bookies, and keeps no request buffer alive.
 Runs are cached when they are confirmed, so no entry beyond the LAC is cached.
 """
 
@@ -23,23 +23,23 @@ from services.gateway.interface import LedgerView
 log = logging.getLogger(__name__)
 
 RECENT_BYTES_MAX: Final = 8 << 20
-"""Memory of all cached runs, of all ledgers (chosen by judgement): some thousand small appends."""
+"""Memory for the cached runs of all ledgers (chosen by judgement): a few thousand small appends."""
 
 RECENT_RUN_BYTES_MAX: Final = 64 << 10
 """Larger runs are not cached. They would evict the runs of many ledgers, and a request to a bookie
 costs little compared with the transfer of their bytes."""
 
 _RUN_COST: Final = 1280
-"""Memory of a ledger's only cached run besides the run's body, in bytes; half of it is taken by the
-ledger's own entry in the cache (measured)."""
+"""Memory overhead, in bytes, of a cached run that is its ledger's only one (measured). The ledger's
+own item in the cache takes half of this overhead."""
 
 _ENTRY_COST: Final = 40
-"""Memory of each entry besides its payload, in bytes: an offset that the run stores (measured)."""
+"""Memory overhead of each entry in bytes: an offset that the run stores (measured)."""
 
 POLL_S: Final = 10.0
-"""How long one poll waits at the writer for a higher LAC."""
+"""Maximum time for which one poll waits at the writer for a higher LAC."""
 _PAUSE_S: Final = 1.0
-"""Pause between polls while no poll can wait at the writer, who is gone (chosen by judgement)."""
+"""Pause between polls while the writer can't be reached (chosen by judgement)."""
 
 Poll = Callable[[int, int, float], Awaitable[LedgerView]]
 """(ledger id, after, wait_s) -> LAC. Waits up to `wait_s` for an LAC above `after`, if possible."""
@@ -47,17 +47,17 @@ Poll = Callable[[int, int, float], Awaitable[LedgerView]]
 
 @dataclass(eq=False)
 class LacWaiters:
-    """The readers that wait for a higher LAC of one ledger, each with the LAC that it knows.
+    """The readers that wait for a higher LAC of one ledger, each with the last LAC it received.
     Invariant: a waiter is removed when its wait ends, also by cancellation.
     """
 
     _waiting: dict[asyncio.Future[None], int] = field(default_factory=dict)
     known: int = NO_ENTRY
-    """The highest LAC that `Tails` has learned."""
+    """The highest LAC that `Tails` has received."""
 
     @property
     def lowest(self) -> int | None:
-        """The lowest LAC that a waiter knows; None without waiters."""
+        """The lowest of the waiters' last LACs; None without waiters."""
         return min(self._waiting.values(), default=None)
 
     async def wait(self, after: int, wait_s: float) -> bool:
@@ -74,12 +74,12 @@ class LacWaiters:
         return True
 
     def advance(self, last_add_confirmed: int) -> None:
-        """Wakes the waiters that know a lower LAC than `last_add_confirmed`."""
+        """Wakes the waiters whose last LAC is below `last_add_confirmed`."""
         if self._waiting:
             self._wake([f for f, after in self._waiting.items() if after < last_add_confirmed])
 
     def wake_all(self) -> None:
-        """Wakes all waiters: the ledger was closed or deleted, or the writer is gone."""
+        """Wakes all waiters, because the ledger was closed or deleted, or the writer is gone."""
         self._wake(list(self._waiting))
 
     def _wake(self, futures: list[asyncio.Future[None]]) -> None:
@@ -144,7 +144,7 @@ class RecentRuns:
     """A cache of the newest confirmed runs of this process; evicts in the order of confirmation.
 
     Invariants: a ledger's runs are in the order of their entry ids, with gaps where a run was too
-    large; `_order` has a ledger's id once for each of its runs, oldest first.
+    large. `_order` has a ledger's id once for each of its runs, oldest first.
     """
 
     _bytes_max: int = RECENT_BYTES_MAX
@@ -153,7 +153,7 @@ class RecentRuns:
     _order: deque[int] = field(default_factory=deque)
     bytes_kept: int = 0
     reads: int = 0
-    """How many reads were answered from this cache."""
+    """The number of reads that were answered from this cache."""
 
     def keep(self, runs: Iterable[Run]) -> None:
         """Caches runs of one ledger that were just confirmed, in order."""
@@ -195,7 +195,7 @@ class RecentRuns:
         return found
 
     def _from(self, ledger_id: int, first: int) -> Iterable[Run]:
-        """Returns a ledger's runs from the one with `first`, searched backwards from the newest."""
+        """Returns a ledger's runs from the run with `first` on, searched from the newest run."""
         kept = self._runs.get(ledger_id)
         if kept is None or not kept[0].first <= first <= kept[-1].last:
             return ()

@@ -1,8 +1,8 @@
-"""Idle expiry of logs: each log's expiry keeper tracks the log's last use (ADR 40).
+"""Expires idle logs. Each log's expiry keeper tracks the log's last use (ADR 40).
 
-The keeper is a gateway, named in the log metadata that every request reads. The keeper need not be
-the log's owner, because a closed or empty log has none. Only the keeper may declare its log
-expired, and only the keeper deletes an expired log.
+The expiry keeper is a gateway that the log's metadata names. The keeper need not be the log's
+owner, because a closed or empty log has no owner. Only the keeper may declare its log expired, and
+only the keeper deletes an expired log.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from quorumlog.protocol.log import Expiry, LogMetadata
 from quorumlog.protocol.metadata import Writer
 
 _TRIES_MAX: Final = 5
-"""Attempts per check to reach the log's current keeper. A race does not need so many."""
+"""Maximum attempts to reach a log's current keeper in one check. Races need fewer attempts."""
 
 
 class Verdict(StrEnum):
-    """An expiry keeper's answer to whether its log has expired."""
+    """An expiry keeper's decision about whether its log has expired."""
 
     LIVES = "lives"
     GONE = "gone"
@@ -33,8 +33,8 @@ class Verdict(StrEnum):
 
 
 Ask = Callable[[Writer, str, Expiry, bool], Awaitable[Verdict]]
-"""Asks an expiry keeper in another process: (keeper, log, expiry, whether to count an access).
-Raises: WriterLost, TimeoutError."""
+"""Requests the verdict of a keeper in another process: (keeper, log, expiry, whether to count an
+access). Raises: WriterLost, TimeoutError."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Use:
     question: asyncio.Task[bool] | None = None
 
     def learn(self, row: LogMetadata) -> None:
-        """Keep this metadata if it is newer: it may name another keeper."""
+        """Keep this metadata if it is newer, because it may name another keeper."""
         if row.version > self.row.version:
             self.row = row
 
@@ -83,8 +83,8 @@ class Accesses:
         """Keyed by the log's name and creation time."""
 
     async def lives(self, row: LogMetadata, *, is_access: bool) -> bool:
-        """Check that a log has not expired, by metadata that was just read. Returns False once an
-        expired log is deleted.
+        """Whether a log has not expired, according to metadata that was just read. Returns False
+        once an expired log is deleted.
 
         Raises: EntryUnavailable while the keeper does not answer; the deletion's error if an
         expired log can't be deleted.
@@ -104,7 +104,7 @@ class Accesses:
             row = await self._read(row.name)
             if row.created_at != made:
                 return None  # another log of the same name
-        raise _unanswered(row.name, "changed at every try")
+        raise _unanswered(row.name, "keeps changing")
 
     async def _verdict(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
         if expiry.keeper.id == self._me.id:
@@ -124,7 +124,7 @@ class Accesses:
         return verdict
 
     async def here(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
-        """This process's verdict as keeper. The caller read `expiry` after the request began."""
+        """Return this process's verdict as the keeper. `expiry` was read after the request began."""
         if self._kept.lives(expiry.term, expiry.idle_s, self._awake_s(), is_access=is_access):
             return Verdict.LIVES
         removal = self._removals.get(expiry.term)
@@ -135,7 +135,7 @@ class Accesses:
         return Verdict.GONE if await asyncio.shield(removal) else Verdict.MOVED
 
     async def _end(self, name: str, term: str) -> bool:
-        """Delete an expired log. Every check reports the log as expired until it is deleted."""
+        """Delete an expired log. Until the deletion ends, every check reports the log as expired."""
         is_gone = await self._remove(name, term)
         if is_gone:
             self._kept.deleted(term)
@@ -180,7 +180,7 @@ class Accesses:
         use.timer = self._loop.call_later(delay_s, self._ask_again, use)
 
     def _ask_again(self, use: _Use) -> None:
-        """Count an access. The next follows after `every_s`, or later if the keeper is slow."""
+        """Count an access. The next one follows after `every_s`, or later if the keeper is slow."""
         began_s = self._loop.time()
 
         def settled(question: asyncio.Task[bool]) -> None:
@@ -197,7 +197,7 @@ class Accesses:
         use.question.add_done_callback(settled)
 
     async def _count(self, use: _Use) -> bool:
-        """Count an access to a log in use; False if the log is deleted. Raises: as `lives`."""
+        """Count an access to a log in use; False if the log is deleted. Raises like `lives`."""
         try:
             if use.row.deletion_protection:  # the protection may be lifted by now
                 row = await self._read(use.row.name)
@@ -236,5 +236,5 @@ class Accesses:
 
 
 def _unanswered(name: str, what: str) -> EntryUnavailable:
-    detail = f"the gateway that tracks the last use of {name} {what}"
+    detail = f"the gateway that tracks the last use of {name} {what}: retry later"
     return EntryUnavailable(detail, log=name, outcome=NOT_DONE)

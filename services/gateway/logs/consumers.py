@@ -37,17 +37,17 @@ _ROW_S: Final = 2.0
 """Maximum age of log metadata for a commit. The cache saves one read in Postgres per commit."""
 _ROWS_MAX: Final = 10_000
 _SCANNED: Final = 2000
-"""Consumers listed per request to the owner of their offsets, chosen by judgement. The owner scans
+"""Maximum consumers listed per request to the owner of their offsets (by judgement). The owner scans
 all consumers for each request, so small pages would make sparse lists expensive."""
 _AT_ONCE: Final = 16
-"""Consumers of a page whose lag is looked up concurrently."""
+"""Maximum consumers of a page whose lag is computed concurrently."""
 
 StateOf = Literal["ok", "log-replaced", "offset-truncated"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The size of a log's part that a consumer has not processed. A field is None if unknown."""
+    """The amount of data that a consumer has not processed. A field is None if unknown."""
 
     records: int
     bytes: int | None
@@ -57,7 +57,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A consumer as clients see it. `lag` is None if the committed offset is of a deleted log."""
+    """A consumer as clients see it. `lag` is None if the consumer belongs to a deleted log."""
 
     position: Position
     state: StateOf
@@ -89,7 +89,7 @@ class Consumers:
         self._loop = asyncio.get_running_loop()
 
     async def look(self, name: str, consumer: str) -> ConsumerView:
-        """One consumer with its lag. Raises: NoSuchLog, NoSuchConsumer."""
+        """Return one consumer with its lag. Raises: NoSuchLog, NoSuchConsumer."""
         row = await self._reader.rows.row(name)
         position: Position = await self.positions.ask(Look(name, consumer))
         return await self._view(position, row, await self.end(row))
@@ -97,7 +97,7 @@ class Consumers:
     async def page(
         self, name: str, *, after: str, limit: int, prefix: str = ""
     ) -> tuple[Sequence[ConsumerView], str | None]:
-        """Consumers of a log whose names begin with `prefix`, and the `after` of the next page.
+        """Return a log's consumers with names that begin with `prefix`, and the next page's `after`.
 
         Raises: NoSuchLog.
         """
@@ -121,9 +121,9 @@ class Consumers:
     async def page_of_all(
         self, log: str, *, prefix: str, after: str, limit: int, is_shown: Callable[[str], bool]
     ) -> tuple[Sequence[Position], str | None]:
-        """Consumers of one log, even a deleted one, or of all logs if `log` is empty, sorted by log
-        and name. `prefix` filters the names of consumers, `is_shown` the logs. Also returns the
-        next page's `after`.
+        """Return consumers sorted by log and name, and the next page's `after`. The consumers
+        belong to one log, even a deleted log, or to all logs if `log` is empty. `prefix` filters
+        the names of consumers, and `is_shown` filters the logs.
         """
         found: list[Position] = []
         while len(found) <= limit:
@@ -152,8 +152,8 @@ class Consumers:
         """Advance a committed offset. Raises: NoSuchLog, NoSuchConsumer, InvalidRequest beyond the
         log's end, and the owner's errors.
         """
-        # A commit without a token is decided once (rule 32), so it must not be rejected because of
-        # cached metadata.
+        # A commit without a token is decided only once (rule 32), so stale metadata must not
+        # cause a rejection.
         row = await self._row_up_to(name, offset, is_fresh=token is None)
         asked = Commit(name, consumer, row.created_at, offset, token, version, is_new, caller)
         try:
@@ -197,7 +197,7 @@ class Consumers:
     ) -> None:
         error = done.exception()
         if isinstance(error, errors.LogReplaced | errors.NoSuchLog):
-            # The cached metadata may be stale. The regular path checks that.
+            # The cached metadata may be stale, so the regular path reads new metadata.
             again = self.commit(
                 asked.log,
                 asked.consumer,
@@ -271,7 +271,7 @@ class Consumers:
         row = await self._reader.rows.row(name)
         offset = await self.offset(row, start)
         check_within(row, offset, "/to")
-        # The end is read first: an error after the reset would claim that nothing was done.
+        # The end is read first, because an error after the reset would report that nothing was done.
         end = max(offset, await self.end(row))
         asked = Reset(name, consumer, row.created_at, offset, version)
         position: Position = await self.positions.ask(asked, stamp=stamp)
@@ -290,8 +290,8 @@ class Consumers:
     # --- the log ---------------------------------------------------------------------------------
 
     async def recent(self, name: str, *, is_fresh: bool = False) -> _Known:
-        """The log's metadata and end, cached for `_ROW_S`. `is_fresh`: read the metadata again,
-        unless the metadata service is unavailable.
+        """Return the log's metadata and end, cached for `_ROW_S`. `is_fresh`: read the metadata
+        again, unless the metadata service is unavailable.
         """
         now_s = self._loop.time()
         known = self._known.get(name)
@@ -318,7 +318,7 @@ class Consumers:
         return (await self.recent(row.name)).row.created_at != row.created_at
 
     async def _row_up_to(self, name: str, offset: int, *, is_fresh: bool = False) -> LogMetadata:
-        """The log's metadata. Raises: InvalidRequest if `offset` is beyond the log's end."""
+        """Return the log's metadata. Raises: InvalidRequest if `offset` is beyond the log's end."""
         known = await self.recent(name, is_fresh=is_fresh)
         if offset > known.end:
             with contextlib.suppress(errors.LogReplaced):  # the cached metadata is stale
@@ -327,7 +327,7 @@ class Consumers:
             known.row = await self._reader.rows.row(name)
             known.end = await self.end(known.row)
         if offset > known.end:
-            raise _out_of(known.row, "/offset", f"the log ends at {known.end}")
+            raise _out_of(known.row, "/offset", f"offset must be at most the log's end {known.end}")
         return known.row
 
     async def end(self, row: LogMetadata) -> int:
@@ -338,7 +338,7 @@ class Consumers:
         return await self._reader.end(row.name, row)
 
     async def offset(self, row: LogMetadata, start: Start) -> int:
-        """The offset that `start` means. Raises: InvalidRequest beyond the log's end."""
+        """Return the offset of `start`. Raises: InvalidRequest beyond the log's end."""
         if start == "earliest":
             return row.first_offset
         end = await self.end(row)
@@ -347,7 +347,7 @@ class Consumers:
         if not isinstance(start, int):
             return (await self._reader.begin(row.name, start, row))[0]
         if start > end:
-            raise _out_of(row, "/to", f"the log ends at {end}")
+            raise _out_of(row, "/to", f"offset must be at most the log's end {end} (got {start})")
         return start
 
     # --- the lag ---------------------------------------------------------------------------------
@@ -367,12 +367,12 @@ class Consumers:
         return ConsumerView(position, state, replace(lag, bytes=size, ms=ms))
 
     async def appended_ms(self, row: LogMetadata, at: int) -> int | None:
-        """When the record at an offset was appended, or None if no ledger has the record."""
+        """The append time of the record at an offset, or None if no ledger has the record."""
         found = await self._entry(row, at)
         return None if found is None else await self._came_ms(*found)
 
     async def _entry(self, row: LogMetadata, at: int) -> tuple[LogItem, LedgerView, int] | None:
-        """The ledger and the entry that contain an offset."""
+        """Return the ledger and the entry that contain an offset."""
         item = row.item_at(at)
         if item is None:
             return None
@@ -381,13 +381,13 @@ class Consumers:
         return None if entry_id is None else (item, view, entry_id)
 
     async def _came_ms(self, item: LogItem, view: LedgerView, entry_id: int) -> int:
-        """When an entry was appended, or when its ledger was published (rule 26b)."""
+        """The time at which an entry was appended, or its ledger was published (rule 26b)."""
         if item.published_ms:
             return item.published_ms
         return (await read_head(self._engine, item.ledger_id, entry_id, view)).append_time_ms
 
     async def _beyond(self, row: LogMetadata, at: int) -> tuple[int | None, int | None]:
-        """Bytes of the entries from `at` on, and the age in ms of the first of these entries."""
+        """Return the bytes of the entries from `at` on, and the age in ms of the first entry."""
         found = await self._entry(row, at)
         if found is None:
             return None, None
@@ -410,15 +410,15 @@ class Consumers:
         return (await read_sized_head(self._engine, view.row.ledger_id, last, view))[1]
 
     async def _seen(self, item: LogItem) -> LedgerView:
-        """A view of the ledger of a log's item, up to the ledger's acknowledged end."""
+        """Return a view of an item's ledger, up to the ledger's acknowledged end."""
         if item.last_offset is None:
             return await self._engine.reads.last_add_confirmed(item.ledger_id)
         return await self._engine.reads.ended(item.ledger_id, is_fresh=False)
 
 
 def _before(prefix: str) -> str:
-    """A string that sorts after all names below `prefix` and before all names that begin with it.
-    Names contain no `~`, which sorts after all their characters.
+    """Return a string that sorts directly before all names that begin with `prefix`. Names contain
+    no `~`, which sorts after all their characters.
     """
     return prefix[:-1] + chr(ord(prefix[-1]) - 1) + "~" if prefix else ""
 
@@ -434,10 +434,9 @@ async def _resolved(asked: Awaitable[Position], answer: asyncio.Future[Position]
 def check_within(row: LogMetadata, offset: int, pointer: str) -> None:
     """Raise InvalidRequest if the offset is below the log's beginning."""
     if offset < row.first_offset:
-        raise _out_of(row, pointer, f"the log begins at {row.first_offset}")
+        raise _out_of(row, pointer, f"offset must be at least {row.first_offset} (got {offset})")
 
 
 def _out_of(row: LogMetadata, pointer: str, detail: str) -> errors.InvalidRequest:
-    return errors.InvalidRequest(
-        detail, log=row.name, errors=[{"pointer": pointer, "detail": detail}]
-    )
+    found = [{"pointer": pointer, "detail": detail}]
+    return errors.InvalidRequest(f"{pointer}: {detail}", log=row.name, errors=found)

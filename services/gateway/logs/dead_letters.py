@@ -1,7 +1,7 @@
-"""Dead letters: moves of a queue's records to its dead-letter log and back, at a gateway (ADR 55).
+"""Moves the dead letters of queues to dead-letter logs, and back (ADR 55).
 
-The queue's row names a move before the move's append is sent, and the append has its own producer
-id. So any gateway may repeat the append, and the target log has the records only once.
+The queue's row names a move before the move's append is sent, and each move has its own producer
+id. So any gateway may retry the append, and the target log stores the records only once.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 """The pause after a failed move. Chosen by judgement."""
 _PAUSE_S: Final = 1.0
-"""The pause before a move begins anew. Chosen by judgement."""
+"""The pause before a move is restarted. Chosen by judgement."""
 _MOVES_AT_ONCE: Final = 16
-"""Maximum moves of a queue that are sent. Further dead letters can join the moves that wait."""
+"""Maximum moves of a queue in one round. Further dead letters can join the moves that wait."""
 _MOVE_BYTES: Final = 1 << 20
 """Maximum bytes of a move's append, unless the append has a single record."""
 _SCANNED: Final = 1000
@@ -45,7 +45,7 @@ DEAD_REASON: Final = "Dead-Letter-Reason"
 DEAD_TIME: Final = "Dead-Letter-Timestamp-Ms"
 REDRIVEN_FROM: Final = "Redriven-From"
 MOVE: Final = "Queue-Move"
-"""Headers of records that a move appends."""
+"""Headers that a move adds to records."""
 _ADDED: Final = frozenset(
     (DEAD_LOG, DEAD_QUEUE, DEAD_OFFSET, DEAD_ATTEMPTS, DEAD_REASON, DEAD_TIME, REDRIVEN_FROM, MOVE)
 )
@@ -67,7 +67,7 @@ class QueueMoves(RowService[Queue]):
         return isinstance(request, asks.PutQueue)
 
     async def tick(self) -> None:
-        """Find records that were given too often, and continue moves, if this process owns the log
+        """Find records whose attempts are used up, and continue moves, if this process owns the log
         of queues.
         """
         if not self.is_here:
@@ -82,7 +82,7 @@ class QueueMoves(RowService[Queue]):
         await asyncio.gather(*asked, return_exceptions=True)
 
     def _move(self, key: Key) -> None:
-        """Carry out the moves of a queue in the background, unless a task does that already."""
+        """Carry out the moves of a queue in the background, unless a task is already running."""
         if key not in self._movers:
             task = self._movers[key] = self._start(self._moving(key))
             task.add_done_callback(lambda _: self._movers.pop(key))
@@ -104,14 +104,14 @@ class QueueMoves(RowService[Queue]):
                 await asyncio.sleep(_RETRY_S)
 
     async def _note_failure(self, key: Key, move: Move, error: errors.QuorumLogError) -> None:
-        """Note the reason why dead letters are not sent, which the queue then shows."""
+        """Store the code of a failed move's error in the queue, where clients can read it."""
         row = self.kept.get(key)
         if row is not None and row.failed != error.code and not move.is_back:
             with contextlib.suppress(errors.QuorumLogError):
                 await self.ask(asks.FailMove(*key, error.code))
 
     async def _carry_out(self, row: Queue, move: Move) -> Queue:
-        """Do the next step of a move. Returns the queue after it."""
+        """Carry out the next step of a move. Returns the changed queue."""
         dead = row.settings.dead_letter_log
         source, target = (dead, row.log) if move.is_back else (row.log, dead)
         try:
@@ -123,7 +123,7 @@ class QueueMoves(RowService[Queue]):
             lost |= keyless
         elif keyless and move.since < 0:
             # After the move has begun, the dead-letter log can no longer be changed.
-            raise errors.KeyRequired("the dead-letter log needs a key with each record", log=target)
+            raise errors.KeyRequired("records without keys can't be moved to this log", log=target)
         if move.since < 0:
             return await self._begun(row, move, target, Offsets.of(records) | lost)
         producer = ProducerSeq(f"quorumlog.queue.{move.id}", 0, 0)
@@ -151,8 +151,8 @@ class QueueMoves(RowService[Queue]):
     async def _fitted(
         self, target: str, records: dict[int, Record]
     ) -> tuple[dict[int, Record], Offsets]:
-        """The records in a form that their target accepts, and the offsets of records that it can't
-        accept. A compacted log requires keys, and allows no times to live (rules 27d and 27f).
+        """Returns the records in a form that the target log accepts, and the offsets of all others.
+        A compacted log requires keys, and allows no times to live (rules 27d and 27f).
         """
         if not (await self._reader.rows.row(target)).settings.compacts:
             return records, NONE
@@ -166,15 +166,16 @@ class QueueMoves(RowService[Queue]):
         return ended
 
     async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
-        """Note the target log's end in the queue, and that the append of `kept` may be sent."""
+        """Store the target log's end in the queue, and that the append of `kept` may be sent."""
         log_row = await self._reader.rows.row(target)
         if move.is_back and log_row.created_at != row.created:
             return await self._ended(row, move, 0)
         # After a move has begun, the dead-letter log can no longer be changed.
         if log_row.writer_token and move.since < 0:
-            raise errors.LogFenced("the log takes appends of its writer only", log=target)
+            detail = "the target of the move accepts appends only from the writer that opened it"
+            raise errors.LogFenced(detail, log=target)
         if log_row.state is LogState.CLOSED and move.since < 0:
-            raise errors.LogClosed("the log takes no more records", log=target)
+            raise errors.LogClosed("the target of the move is a closed log", log=target)
         end = await self._reader.end(target, log_row)
         created = move.created if move.is_back else log_row.created_at
         seen = (move.since, move.created)
@@ -185,9 +186,9 @@ class QueueMoves(RowService[Queue]):
     async def _moved(
         self, row: Queue, source: str, move: Move
     ) -> tuple[dict[int, Record], Offsets]:
-        """A move's records by offset, as the move appends them, and the offsets of lost records. A
-        move that has not begun returns only as many as fit into one append. Lost are records that
-        the log no longer has, and records that no append has room for.
+        """Returns a move's records by offset, as the move appends them, and the offsets of lost
+        records. If the move has not begun, returns only as many records as fit into one append. A
+        record is lost if the log no longer has it, or if it is too large for an append.
         """
         found: dict[int, Record] = {}
         size, lost = 0, NONE
@@ -213,14 +214,14 @@ class QueueMoves(RowService[Queue]):
         return found, lost
 
     async def _has(self, target: str, move: Move, end: int, created: str) -> bool:
-        """Whether a log has a move's records between its `since` and `end`."""
+        """Whether a log has a move's records between the move's `since` and `end`."""
         async for each in self._scan(target, move.since, end, created):
             if (MOVE, str(move.id)) in each.record.headers:
                 return True
         return False
 
     async def _scan(self, name: str, begin: int, end: int, created: str) -> Any:
-        """The records from `begin` to `end` - 1 that the log still has."""
+        """Yields the records from `begin` to `end` - 1 that the log still has."""
         at = begin
         while at < end:
             page, at = await self._page(name, at, min(end, at + _SCANNED), created)
@@ -237,7 +238,7 @@ class QueueMoves(RowService[Queue]):
         max_bytes: int = 1 << 20,
         row: LogMetadata | None = None,
     ) -> tuple[LogBatches | None, int]:
-        """Records of a log from `at` on, below `end`, and the offset after them. None if the log no
+        """Returns a log's records from `at` to below `end`, and the next offset. None if the log no
         longer has the records. `row`: recent metadata, which may save a request.
 
         Raises: LogReplaced, EntryUnavailable; OffsetTruncated if `row` is too old.
@@ -259,20 +260,20 @@ class QueueMoves(RowService[Queue]):
                 raise
             return None, min(int(error.members["first_offset"]), end)
         if page.is_empty:
-            raise errors.EntryUnavailable(f"records from {at} can't be read now", log=name)
+            raise errors.EntryUnavailable(f"offset {at} can't be read now: retry later", log=name)
         page = page.below(end)
         return page, page.next
 
     async def redrive(self, name: str, queue: str, count: int) -> int:
-        """Send up to `count` dead letters of a queue back to its log, oldest first. Returns how
-        many this request sends back; 0 if a concurrent request was first. Raises: NoSuchQueue,
-        NoSuchLog, LogReplaced, InvalidRequest.
+        """Send up to `count` dead letters of a queue back to its log, oldest first. Returns the
+        number of records sent by this request; 0 if a concurrent request was first. Raises:
+        NoSuchQueue, NoSuchLog, LogReplaced, InvalidRequest.
         """
         created = (await self._reader.rows.row(name)).created_at
         row: Queue = await self.ask(asks.LookQueue(name, queue))
         dead = row.settings.dead_letter_log
         if not dead:
-            raise errors.InvalidRequest("the queue has no dead-letter log", log=name)
+            raise errors.InvalidRequest(f"the queue {queue} has no dead_letter_log", log=name)
         dead_row = await self._reader.rows.row(dead)
         end = await self._reader.end(dead, dead_row)
         begin = row.redriven if row.dead_created == dead_row.created_at else 0
@@ -303,8 +304,8 @@ def _is_of(record: Record, name: str, queue: str) -> bool:
 
 
 def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
-    """A record as a move appends it, with as many of the added headers as fit into an append. None
-    if even the record without these headers does not fit.
+    """Returns the record that a move appends, with as many added headers as fit into an append.
+    None if the record doesn't fit even without these headers.
     """
     record = found.record
     kept = [(name, text) for name, text in record.headers if name not in _ADDED]
@@ -331,5 +332,5 @@ def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
 
 
 def _size(record: Record) -> int:
-    """The size in bytes of a move's append of this record alone."""
+    """The size in bytes of a move's append with only this record."""
     return len(encode((record,), ProducerSeq("quorumlog.queue." + "9" * 19, 0, 0)))

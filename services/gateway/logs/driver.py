@@ -1,8 +1,8 @@
 """Runs one machine of a log (`protocol/log`) on a gateway.
 
 The driver steps its machine with one event at a time, in the order of arrival, without a task (as
-`net/driver.py` does for a ledger's machine). Each question runs in its own task. Appends to the
-ledger use callbacks.
+`net/driver.py` does for a ledger's machine). Each question, an effect that needs an answer, runs in
+its own task. Appends to the ledger use callbacks.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _ROLL_AGAIN_S: Final = 2.0
 """Pause before an automatic roll that failed is retried."""
 
 SUBMIT_BYTES: Final = 1 << 20
-"""Bytes submitted and acknowledged as one group: what the ledger's handle sends at once."""
+"""Bytes submitted and acknowledged as one group: as many as the ledger's handle sends at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class LogDriver:
     - `step` is never reentered.
     - Each question gets one answer, or the machine gets `Stopped`.
     - A machine that raised an exception gets no more events.
-    - The owner acknowledges a ledger's entries only after a read of the log's metadata, made with
-      the first entry on disk, names the ledger (rule 18f).
+    - The owner acknowledges a ledger's entries only after a read of the log's metadata that names
+      the ledger. This read begins once the ledger's first entry is on disk (rule 18f).
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class LogDriver:
         self._is_stepping = self._is_broken = False
 
     def post(self, event: messages.Event) -> None:
-        """Step the machine with an event: now, or after the events that are already queued."""
+        """Step the machine with an event, now or after the events that are already queued."""
         if self._is_broken:
             return
         inbox = self._inbox
@@ -114,14 +114,14 @@ class LogDriver:
                 for effect in self._machine.step(inbox.popleft(), self._ports.now()):
                     self._perform(effect)
         except Exception:
-            # A defect in the machine: its state is no longer reliable.
+            # After a defect in the machine, its state is no longer reliable.
             log.exception("log-machine-broke", extra={"log": self._name})
             self._break()
         finally:
             self._is_stepping = False
 
     def _break(self) -> None:
-        """Let the machine answer what it can. The handle answers the remaining requests."""
+        """Have the machine answer as many requests as it can. The handle answers all others."""
         self._is_broken = True
         self._inbox.clear()
         try:
@@ -129,7 +129,8 @@ class LogDriver:
                 self._perform(effect)
         except Exception:
             log.exception("log-machine-broke", extra={"log": self._name})
-        self._report(Broke(errors.QuorumLogError("the log's state machine failed", log=self._name)))
+        detail = "the log's owner failed with an internal error: see the gateway's log"
+        self._report(Broke(errors.QuorumLogError(detail, log=self._name)))
 
     def _perform(self, effect: messages.Effect) -> None:
         match effect:
@@ -150,7 +151,7 @@ class LogDriver:
             ):
                 self._report(effect)
             case _:
-                raise AssertionError(f"{effect} is for the machine around this one")
+                raise AssertionError(f"a log driver can't perform this effect: {effect}")
 
     # Appends.
 
@@ -187,14 +188,11 @@ class LogDriver:
         if isinstance(error, errors.QuorumLogError):
             self.post(messages.SubmitFailed(ledger_id, error))
         elif done.cancelled() or error is not None:
-            self.post(
-                messages.SubmitFailed(
-                    ledger_id, errors.WriterLost(f"the append has ended: {error!r}")
-                )
-            )
+            failed = errors.WriterLost(f"the append to the log's ledger failed: {error!r}")
+            self.post(messages.SubmitFailed(ledger_id, failed))
         elif done.result().first != first:
-            wrong = errors.WriterLost("an entry got another id than the one it was encoded for")
-            self.post(messages.SubmitFailed(ledger_id, wrong))
+            detail = f"the log's ledger stored entry {first} as entry {done.result().first}"
+            self.post(messages.SubmitFailed(ledger_id, errors.WriterLost(detail)))
         else:
             self.post(messages.EntriesDurable(ledger_id, last))
 
@@ -212,7 +210,7 @@ class LogDriver:
         self.post(messages.Answered(number, value))
 
     def _asked(self, task: asyncio.Task[None]) -> None:
-        """Stop the machine if a question's task was cancelled, maybe before its first step."""
+        """Stop the machine if a question's task was cancelled, even before its first step."""
         if task.cancelled():
             self.post(messages.Stopped())
 
@@ -262,12 +260,12 @@ class LogDriver:
                     _ROLL_AGAIN_S if pause is messages.Pause.ROLL else jitter_s
                 )
             case messages.WriteBatches() | messages.ReleaseLedgers():
-                raise AssertionError("only a rewrite asks that")
+                raise AssertionError(f"only a rewrite may ask this question: {question}")
 
     async def _delete(self, row: LogMetadata) -> messages.RowChanged | None:
-        """Delete the log's metadata, and send members of its ledgers a copy of the deletion (rule
-        18e). For ledgers that forks name, the copy says only that the log is deleted (rule 27a). If
-        the members or the database can't confirm the deletion, the outcome is unknown.
+        """Delete the log's metadata, and send the bookies of its ledgers a copy of the deletion
+        (rule 18e). For ledgers that forks name, the copy marks only the log as deleted (rule 27a).
+        If the bookies or the database can't confirm the deletion, the outcome is unknown.
         """
         engine, store = self._ports.engine, self._ports.store
         deleted = {*(i.ledger_id for i in row.own), *(await store.placed_orphans(row.name))}
@@ -285,14 +283,14 @@ class LogDriver:
         return other
 
     def _place_last(self, row: LogMetadata) -> None:
-        """Pass the last ledger's place in the log to its writer, before the machine appends."""
+        """Pass the last ledger's first offset to the ledger's writer, before the machine appends."""
         last = row.last_item
         if last is not None and last.first_offset is not None:
             lineage = row.lineages({last.ledger_id})[last.ledger_id]
             self._ports.engine.handles.place_in_log(last.ledger_id, last.first_offset, lineage)
 
     async def _forward(self, asked: messages.Forward) -> Any:
-        """The owner's answer, or OwnerLost once the owner is not alive (rule 11)."""
+        """Return the owner's answer, or OwnerLost once the owner is no longer alive (rule 11)."""
         owner = asked.owner
         task = asyncio.create_task(self._ports.peers.forward(owner, asked.log, asked.call))
         try:
@@ -301,7 +299,7 @@ class LogDriver:
                 if done:
                     return task.result()
                 if not await self._ports.is_alive(owner):
-                    return messages.OwnerLost("it does not answer", sent=True)
+                    return messages.OwnerLost("the log's owner is not alive", sent=True)
         finally:
             if task.cancel():
                 await asyncio.gather(task, return_exceptions=True)
@@ -319,7 +317,7 @@ async def read_batches(
         return messages.BatchesRead((), error.members["next"], is_lost=True)
     if found.next <= asked.first:
         raise errors.EntryUnavailable(
-            "an entry of a closed ledger can't be read now",
+            f"entry {asked.first} of a closed ledger can't be read now: retry later",
             ledger_id=asked.ledger_id,
             entry_id=asked.first,
         )
@@ -346,7 +344,7 @@ def cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
 
 
 def options_of(log: LogMetadata) -> LedgerOptions:
-    """Options of a log's ledgers, from which a rebuild restores the settings (rule 18f)."""
+    """The options of a log's ledgers, from which a rebuild restores the log's settings (rule 18f)."""
     packs = log.settings.batch_compression != "none"
     return LedgerOptions(
         quorum=log.settings.quorum,

@@ -13,7 +13,7 @@ from services.gateway.logs.values import RECORD_COST, LogBatches
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The conditions of a read. It returns the records that meet all given conditions."""
+    """The conditions of a filtered read. A record must meet all of them."""
 
     key: bytes | None = None
     key_prefix: bytes | None = None
@@ -21,8 +21,8 @@ class Filter:
     """Pairs of name and value. A record matches if it has all of these headers."""
 
     def page(self, page: LogBatches, limit: int, max_bytes: int) -> LogBatches:
-        """The matching records of a page. The result ends after the record that reaches `limit` or
-        `max_bytes`.
+        """Return the matching records of a page. The result ends after the record that reaches
+        `limit` or `max_bytes`.
         """
         batches: list[StoredBatch] = []
         for found in page.batches:
@@ -43,7 +43,7 @@ class Filter:
         return replace(page, batches=tuple(batches))
 
     def matching(self, found: StoredBatch) -> Iterator[StoredBatch]:
-        """The matching records of a batch, in parts with consecutive offsets."""
+        """Yield the matching records of a batch, in parts with consecutive offsets."""
         indexes = list(self._indexes(found.columns))
         if len(indexes) == found.count:
             yield found
@@ -58,7 +58,7 @@ class Filter:
             )
 
     def _indexes(self, columns: Columns) -> Iterator[int]:
-        """The indexes of the matching records of a batch."""
+        """Yield the indexes of the matching records of a batch."""
         has_key = self.key is not None or self.key_prefix is not None
         if (has_key and not columns.key_sizes) or (self.headers and not columns.headers):
             return

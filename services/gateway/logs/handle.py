@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 
 LOGS_COUNTED_MAX: Final = 100
-"""Logs with metrics of their own: the first ones that get appends. The number of metric labels must
-be bounded, whatever names clients choose. The bound is chosen by judgement."""
+"""Maximum number of logs with a metrics label of their own, which are the first logs that get
+appends. The bound is needed because clients choose the names (chosen by judgement)."""
 
 OTHER_LOGS: Final = "_other"
 """The metrics label of all other logs. No log has this name."""
@@ -47,7 +47,7 @@ class LogCounts:
     duplicates: int = 0
     takeovers: int = 0
     bytes: int = 0
-    """Bytes of the stored batches, also of logs that are gone from `by_log`."""
+    """Bytes of the stored batches, including logs that are no longer in `by_log`."""
     by_log: dict[str, Appended] = field(default_factory=dict)
 
     def add(self, name: str, done: messages.RecordsAppended, size: int) -> None:
@@ -73,7 +73,7 @@ class LogHandle:
     waiting for a future calls `abandon`.
 
     Invariant: `_pending` maps each returned future to the number of bytes that it appends, until
-    the future is answered or abandoned. A machine with a defect may lose requests.
+    the future is answered or abandoned. If a defective machine loses requests, these are answered.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class LogHandle:
         is_forwarded: bool,
     ) -> asyncio.Future[Any]:
         """Ask the log's owner to publish a transaction (rule 28), to answer a Consult, or to roll
-        if `call` is None (rule 23). An empty ledger is not rolled. `sizes` are those of the
+        if `call` is None (rule 23). An empty ledger is not rolled. `sizes` lists the sizes of the
         transaction's ledgers. If the transaction has ended, the first answer is returned again.
         """
         return self._ask(lambda future: messages.LogRequest(future, call, sizes, is_forwarded))
@@ -144,19 +144,19 @@ class LogHandle:
         )
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
-        """Seal the log's last ledger if this ledger's writer is gone. Returns False if it lives."""
+        """Seal the log's last ledger if its writer is gone. Returns False if the writer is alive."""
         return self._ask(lambda future: messages.HealAsked(future, ledger_id))
 
     def delete(
         self, created_at: str | None = None, term: str | None = None
     ) -> asyncio.Future[LogMetadata]:
         """Fence the log's writer and delete the log's metadata, if the log has this creation time
-        and this expiry keeper's term. Returns the metadata as it was.
+        and this expiry keeper's term. Returns the deleted metadata.
         """
         return self._ask(partial(messages.DeletionAsked, created_at=created_at, term=term))
 
     def drain(self) -> asyncio.Future[None]:
-        """Give the log up and seal its last ledger, so that another gateway can own it at once."""
+        """Give up the log and seal its last ledger, so another gateway can own the log at once."""
         return self._ask(messages.DrainAsked)
 
     def _ask(self, event: Callable[[asyncio.Future[Any]], messages.Event]) -> asyncio.Future[Any]:
@@ -173,7 +173,7 @@ class LogHandle:
         return future
 
     def _lose(self, error: QuorumLogError) -> None:
-        """Answer the requests that the machine will not answer, with the outcome `unknown`."""
+        """Fail the requests that the machine will not answer, with the outcome `unknown`."""
         lost, self._pending = self._pending, {}
         for future in lost:
             resolve(future, error.with_outcome(UNKNOWN))
@@ -184,7 +184,7 @@ class LogHandle:
             self._driver.post(messages.Abandoned(future))
 
     def hear(self, event: messages.Event) -> None:
-        """Pass the machine an event: new metadata, or that time has passed."""
+        """Pass an event to the machine, such as new metadata or a tick."""
         self._driver.post(event)
 
     def stop(self) -> None:
@@ -215,7 +215,7 @@ class LogHandle:
             case messages.TakeoverDone(QuorumLogError() as error) if not error.retryable:
                 log.warning("takeover-failed", extra={"log": self.name, "error": repr(error)})
             case messages.RewriteDone():
-                raise AssertionError("no handle runs a rewrite")
+                raise AssertionError("a log handle got the result of a rewrite that it didn't run")
             case messages.TakeoverDone():
                 pass  # another gateway won, or the takeover will be retried
             case messages.LogGone():

@@ -1,9 +1,9 @@
-"""Requests for rows of one of the cluster's own logs, which the log's owner decides (ADR 37).
+"""Serves requests for the rows of an internal log, which the log's owner decides (ADR 37).
 
 The gateway sends a request to the owner as a `Consult`, like any other request to a log, or decides
-the request if it is the owner. The store (`protocol/offset_store.py`) is correct in any process,
-but only the owner's store appends without conflicts. If the client gives no token for a change, the
-gateway creates one, because gateways retry requests by themselves (rule 32).
+the request itself as the owner. The store (`protocol/offset_store.py`) is correct in any process,
+but only the owner's store appends without conflicts. If a client's change has no token, the gateway
+creates a token, because gateways retry requests on their own (rule 32).
 """
 
 import asyncio
@@ -34,15 +34,15 @@ _READ_BYTES: Final = 4 << 20
 _READ_RECORDS: Final = 1000
 _PAUSE_S: Final = 0.05
 _ROLL_BYTES: Final = 16 << 20
-"""Bytes of a ledger in a log of rows. Small, because only whole ledgers are truncated."""
+"""The size at which a log of rows rolls: small, because only whole ledgers are truncated."""
 _TOGETHER_MAX: Final = 1000
 """Maximum number of requests that are forwarded to the owner in one message."""
 
 _DELETED_MAX: Final = 10_000
-"""Maximum deleted logs that are noted for the next sweep, which deletes their rows. Consumers of
-further logs expire. Chosen by judgement."""
+"""Maximum deleted logs that are noted for the next sweep, which deletes their rows. Consumers
+of further deleted logs expire instead. Chosen by judgement."""
 _SEEN_S: Final = 5.0
-"""For how long a change may name the last seen version. Owners remember tokens much longer."""
+"""Time for which a change may name the last seen version. Owners remember tokens much longer."""
 
 
 R = TypeVar("R", bound=Row)
@@ -84,7 +84,7 @@ class RowLogs(Protocol):
     async def change(
         self, name: str, limits: Mapping[str, int | str], *, deletion_protection: bool | None = None
     ) -> Any:
-        """Set some of a log's limits, and its protection. Writes nothing if they are the same."""
+        """Set some of a log's limits, and its protection. Writes nothing if nothing changes."""
 
 
 class RowService(ABC, Generic[R]):
@@ -105,8 +105,8 @@ class RowService(ABC, Generic[R]):
         expiry_s: float = 0.0,
         monotonic_s: Callable[[], float] | None = None,
     ) -> None:
-        """`bodies`: the log's name and formats. `kind`: creates the state without rows. `bookies`:
-        counts the bookies. `start`: runs a task until the gateway stops. `monotonic_s`: returns the
+        """`bodies`: the log's name and formats. `kind`: the class of the state. `bookies`: counts
+        the bookies. `start`: runs a task until the gateway stops. `monotonic_s`: returns the
         time for which the process was awake. `database_ms`: returns the database's time, or None if
         that time is unknown or must not decide deletions. `expiry_s`: the time without use after
         which a row expires; 0: never.
@@ -134,7 +134,7 @@ class RowService(ABC, Generic[R]):
 
     @property
     def kept(self) -> Mapping[Key, R]:
-        """The rows in memory: all of them if this gateway owns their log."""
+        """The rows in memory, which are complete if this gateway owns their log."""
         return self._keeper.state.rows
 
     # --- requests --------------------------------------------------------------------------------
@@ -150,11 +150,11 @@ class RowService(ABC, Generic[R]):
     async def ask(
         self, request: Any, row: LogMetadata | None = None, stamp: Stamp | None = None
     ) -> Any:
-        """Decide a request about one row. `stamp`: the stamp of a change, if its sender gives one.
-        If there is no log of rows and the request may create a row, creates the log, with the
-        quorum of the log in `row`.
+        """Decide a request about one row. `stamp`: the sender's stamp of a change, if it has one.
+        If there is no log of rows and the request may create a row, creates the log with the quorum
+        of the log `row`.
 
-        Raises: the error by which the request is rejected; RequestOutdated.
+        Raises: the error that rejects the request; RequestOutdated.
         """
         try:
             return await self._ask(request, stamp)
@@ -233,7 +233,7 @@ class RowService(ABC, Generic[R]):
             return await self.submit(request, replace(stamp, seen=error.members["version"]))
 
     def submit(self, request: Any, stamp: Stamp | None = None) -> asyncio.Future[Any]:
-        """Begin a request. The future gets the answer, the refusal's error, or QuorumTimeout."""
+        """Begin a request. The future gets the answer, the rejection's error, or QuorumTimeout."""
         future: asyncio.Future[Any] = self._loop.create_future()
         timer = self._loop.call_later(self._timeout_s, self._late, future, request.log)
         future.add_done_callback(lambda _future: timer.cancel())
@@ -268,7 +268,7 @@ class RowService(ABC, Generic[R]):
             assert isinstance(reported, bytes)
             answers, version = self._bodies.decode_answers(reported)
             self._saw(version)
-            assert len(answers) == len(gathered), "each request has its answer"
+            assert len(answers) == len(gathered), "expected one answer for each request"
             for one, answer in zip(gathered, answers, strict=True):
                 resolve(one.future, answer)
         except errors.QuorumLogError as error:
@@ -306,7 +306,7 @@ class RowService(ABC, Generic[R]):
         )
 
     def _post(self, event: offset_store.Event) -> None:
-        """Give an event to the offset store: now, or after the events that are queued."""
+        """Pass an event to the offset store, now or after the events that are already queued."""
         self._inbox.append(event)
         if self._is_stepping:
             return
@@ -323,7 +323,8 @@ class RowService(ABC, Generic[R]):
             self._keeper = self._new_keeper()
             self._inbox.clear()
             lost, self._waiting = self._waiting, set()
-            broke = errors.QuorumLogError("the store of rows failed", outcome=errors.UNKNOWN)
+            detail = f"the owner of {self._name} failed with an internal error: see its log"
+            broke = errors.QuorumLogError(detail, outcome=errors.UNKNOWN)
             for one in lost:
                 resolve(one.future, broke)
         finally:
@@ -409,7 +410,7 @@ class RowService(ABC, Generic[R]):
                     for found in page.records
                 )
             except BadRows as error:
-                detail = f"a record of {self._name} can't be read: {error}"
+                detail = f"a record of {self._name} can't be decoded: {error}"
                 raise errors.EntryUnavailable(
                     detail, log=self._name, outcome=errors.NOT_DONE
                 ) from error

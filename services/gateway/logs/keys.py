@@ -14,13 +14,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from quorumlog import errors
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Stored, StoredBatch
 from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata
-from quorumlog.protocol.log.keys import BadIndex, Bucket, bucket_of, hash_of, names_all
+from quorumlog.protocol.log.keys import BadIndex, Bucket, Hints, bucket_of, hash_of, names_all
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 from services.gateway.logs.offsets import damaged
@@ -35,13 +35,18 @@ SCANNED_BYTES_MAX: Final = 16 << 20
 """The budget of one request for a key's newest record, for decoding and lookups (see `Work`)."""
 
 BUCKET_BYTES_MAX: Final = 32 << 20
-"""The most bytes of index buckets that this gateway caches: chosen by judgement."""
+"""Maximum bytes of index buckets that this gateway caches (chosen by judgement)."""
+
+HINT_BYTES_MAX: Final = 32 << 20
+"""Maximum bytes of hints about buckets that this gateway caches (chosen by judgement). Hints cover
+six times as many keys as buckets of this size, and save most lookups of keys that a ledger lacks.
+"""
 
 _SCAN_BYTES: Final = 256 << 10
-"""The most bytes of one read from bookies."""
+"""Maximum bytes of one read from bookies."""
 
 _READ_ENTRIES: Final = 10_000
-"""The most entries of one read from bookies."""
+"""Maximum entries of one read from bookies."""
 
 _LOOKUP_COST: Final = 16 << 10
 """The cost of one lookup in an index: about the bytes of a bucket."""
@@ -53,8 +58,8 @@ _AT_ONCE: Final = 8
 """The number of indexes that are read concurrently (chosen by judgement)."""
 
 _LOOKUPS_MAX: Final = 16
-"""The most ledgers that one page covers: their lookups read about as many bytes as a page. The read
-continues with the next page."""
+"""Maximum ledgers that one page covers, because their lookups read about as many bytes as a page.
+The reader continues with the next page."""
 
 Change = Callable[[str, Callable[[LogMetadata], Awaitable[LogMetadata]]], Awaitable[object]]
 """Changes a log's metadata by compare-and-swap."""
@@ -62,7 +67,7 @@ Change = Callable[[str, Callable[[LogMetadata], Awaitable[LogMetadata]]], Awaita
 
 @dataclass(slots=True)
 class _Search:
-    """A search for a key's newest record below an offset, by one version of the log's metadata."""
+    """A search for a key's newest record below an offset, in one version of the log's metadata."""
 
     row: LogMetadata
     key: bytes
@@ -70,7 +75,7 @@ class _Search:
     end: int
     """The search considers only records below this offset."""
     looked: int
-    """The search has found that no record from this offset to `end` has the key."""
+    """No record from this offset to `end` has the key, according to the search so far."""
     work: Work
     now_ms: int
     """The time that decides which records have expired (rule 27f)."""
@@ -80,20 +85,46 @@ class _Search:
         if self.work.left <= 0:
             at = self.looked
             raise errors.KeyScanLimit(
-                f"no record from the offset {at} on has the key: ask again with before={at}",
+                f"no record from offset {at} on has the key: retry with before={at}",
                 log=self.row.name,
                 before=at,
                 created_at=self.row.created_at,
             )
 
     def stop(self, item: LogItem) -> int:
-        """The offset after the last record of a ledger that the search considers."""
+        """The offset after the last record that the search considers in a ledger."""
         last = item.last_offset
         return min(self.end, self.log_end if last is None else last + 1)
 
     def seen(self, item: LogItem, place: int) -> None:
         """Note that no record of a ledger has the key, except perhaps the first `place` records."""
         self.looked = min(self.looked, (item.first_offset or 0) + place)
+
+
+_Place = tuple[int, int, int]
+"""The ledger id of an index, the number of a bucket, and the indexed ledger."""
+
+_Part = TypeVar("_Part", Bucket, Hints)
+
+
+class _Cache(Generic[_Part]):
+    """Verified parts of indexes, of at most `bytes_max`. Evicts the least recently used first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max, self.bytes = bytes_max, 0
+        self.parts: OrderedDict[_Place, _Part] = OrderedDict()
+
+    def get(self, place: _Place) -> _Part | None:
+        part = self.parts.get(place)
+        if part is not None:
+            self.parts.move_to_end(place)
+        return part
+
+    def put(self, place: _Place, part: _Part) -> None:
+        self.bytes += part.size * (place not in self.parts)
+        self.parts[place] = part
+        while self.bytes > self._bytes_max:
+            self.bytes -= self.parts.popitem(last=False)[1].size
 
 
 class KeyReader:
@@ -106,11 +137,10 @@ class KeyReader:
         self._reads, self._reader, self._ownership = engine.reads, reader, ownership
         self._change = change
         self.lookups = self.skipped_bytes = self.damaged = 0
-        """Counts of lookups in indexes, of the bytes of ledgers that lookups made unnecessary to
-        read, and of indexes that could not be used."""
-        self._buckets: OrderedDict[tuple[int, int, int], Bucket] = OrderedDict()
-        """Cached buckets by the index's ledger id, bucket number and indexed ledger."""
-        self._bucket_bytes = 0
+        """The numbers of index lookups, of ledger bytes that lookups saved from being read, and of
+        indexes that could not be used."""
+        self._buckets = _Cache[Bucket](BUCKET_BYTES_MAX)
+        self._hints = _Cache[Hints](HINT_BYTES_MAX)
         self._scans = Scans()
 
     async def page(
@@ -123,12 +153,12 @@ class KeyReader:
         limit: int,
         max_bytes: int,
     ) -> LogBatches | None:
-        """The batches from an offset on that may have records of a key, by the ledgers' indexes.
-        None if the next record must be read without an index.
+        """Return the batches from an offset on that may have records of a key, according to the
+        ledgers' indexes. None if the next record must be read without an index.
 
         Raises: NoSuchLog, LogReplaced.
         """
-        # Without `created_at`, each read asks which log has the name now (rule 27b).
+        # Without `created_at`, each read checks which log has the name now (rule 27b).
         recent = None if created_at is None else self._reader.rows.recent(name)
         row = recent or await self._reader.fresh(name, created_at)
         row.check_created(created_at)
@@ -225,8 +255,8 @@ class KeyReader:
     async def newest(
         self, name: str, key: bytes, *, before: int | None = None, created_at: str | None = None
     ) -> LogBatches:
-        """A page with the newest record of a key below the offset `before` (None: below the log's
-        end), or without a record if there is none. The page ends at that offset.
+        """Return a page with the newest record of a key below the offset `before`; without records
+        if there is no such record. The page ends at `before`, which is by default the log's end.
 
         Raises: KeyScanLimit, with the `before` of the next request, if the indexes and the ledgers
         without an index are too large for one request; the errors of `LogReader.read`.
@@ -244,7 +274,7 @@ class KeyReader:
     async def _newest(
         self, row: LogMetadata, key: bytes, before: int | None, work: Work
     ) -> LogBatches | None:
-        """The newest record of a key, by the metadata `row`; None if `row` is out of date."""
+        """The newest record of a key, according to `row`; None if `row` is out of date."""
         page = Page(row, 1, 1, is_fresh=True)
         ended = await self._reader.ended_at(row, page)
         if ended is None:
@@ -287,7 +317,7 @@ class KeyReader:
         for entry_id in reversed(entries[: bisect_right(entries, last)]):
             search.check()
             payloads = await self._read(item, view, entry_id, entry_id + 1)
-            record, _ = await self._examined(search, item, payloads, entry_id + 1)
+            record, _ = await self._examined(search, item, payloads, entry_id + 1, is_indexed=True)
             if record is not None:
                 return record
         if names_all(entries):
@@ -350,16 +380,19 @@ class KeyReader:
         item: LogItem,
         payloads: Sequence[tuple[int, memoryview]],
         after: int,
+        *,
+        is_indexed: bool = False,
     ) -> tuple[StoredBatch | None, int]:
-        """Look for the newest record in the entries before `after`, and remember the hashes of
-        their keys. Returns the record, and the lowest decoded entry. Raises: KeyScanLimit.
+        """Look for the newest record in the entries before `after`. Unless the ledger has an index,
+        remember the hashes of their keys. Returns the record, and the lowest decoded entry. Raises:
+        KeyScanLimit.
         """
         found, first, place, left = None, after, 0, search.work.left
         hashes: set[int] = set()
         try:
             for at, payload in reversed(payloads):
                 search.check()
-                look = partial(_looked, search, item, at)
+                look = partial(_looked, search, item, at, is_hashed=not is_indexed)
                 place_of, new, found = await search.work.decode(look, payload)
                 hashes |= new
                 first, place = at, place_of
@@ -369,7 +402,7 @@ class KeyReader:
         except batch.BadBatch as error:
             raise damaged(error, item.ledger_id, first - 1) from error
         finally:
-            if first < after:
+            if first < after and not is_indexed:
                 cost = left - search.work.left
                 self._scans.add(item.ledger_id, Piece.of(first, after, place, cost, hashes))
         return found, first
@@ -394,27 +427,31 @@ class KeyReader:
         """Look a key up in an index. Raises: BadIndex if `index` is no index of `item`."""
         view = await self._reads.ended(index, is_fresh=False)
         buckets = view.last_add_confirmed + 1
-        number = bucket_of(key, buckets)
-        place = index, number, item.ledger_id
+        place = index, bucket_of(key, buckets), item.ledger_id
+        hints = self._hints.get(place)
+        if hints is not None and not hints.may_have(key):
+            return ()
         bucket = self._buckets.get(place)
         if bucket is None:
-            data = await self._reads.ended(item.ledger_id, is_fresh=False)
-            found = await self._reads.read(index, number, last=number, limit=1, view=view)
-            bucket = Bucket(
-                b"".join(bytes(each) for run in found.runs for each in run.payloads()),
-                buckets=buckets,
-                ledger_id=item.ledger_id,
-                last_entry=data.last_add_confirmed,
-            )
-            if bucket.number != number:
-                raise BadIndex(f"bucket {bucket.number} is in the place of {number}")
+            bucket = await self._bucket(item, view, place[1])
             self._scans.drop(item.ledger_id)
-            self._bucket_bytes += bucket.size * (place not in self._buckets)
-            self._buckets[place] = bucket
-        self._buckets.move_to_end(place)
-        while self._bucket_bytes > BUCKET_BYTES_MAX:
-            self._bucket_bytes -= self._buckets.popitem(last=False)[1].size
+            self._buckets.put(place, bucket)
+            self._hints.put(place, bucket.hints())
         return bucket.entries_of(key)
+
+    async def _bucket(self, item: LogItem, view: LedgerView, number: int) -> Bucket:
+        """Read and verify a bucket of an item's index. Raises: BadIndex."""
+        index, data = view.row.ledger_id, await self._reads.ended(item.ledger_id, is_fresh=False)
+        found = await self._reads.read(index, number, last=number, limit=1, view=view)
+        bucket = Bucket(
+            b"".join(bytes(each) for run in found.runs for each in run.payloads()),
+            buckets=view.last_add_confirmed + 1,
+            ledger_id=item.ledger_id,
+            last_entry=data.last_add_confirmed,
+        )
+        if bucket.number != number:
+            raise BadIndex(f"the index has bucket {bucket.number} instead of bucket {number}")
+        return bucket
 
     async def _drop(self, row: LogMetadata, item: LogItem, why: Exception) -> None:
         """Remove a ledger's index from the log's metadata, so that the owner builds a new one. Does
@@ -436,7 +473,7 @@ class KeyReader:
 def _part(
     row: LogMetadata, batches: Sequence[StoredBatch], first: int, following: int
 ) -> LogBatches:
-    """A page of batches that never says that the log ends: the next page finds that out."""
+    """A page of batches that never reports the log's end. The next page may report the end."""
     return LogBatches(
         tuple(batches),
         first=first,
@@ -448,10 +485,10 @@ def _part(
 
 
 def _looked(
-    search: _Search, item: LogItem, entry_id: int, data: Stored
+    search: _Search, item: LogItem, entry_id: int, data: Stored, *, is_hashed: bool
 ) -> tuple[int, set[int], StoredBatch | None]:
-    """How many of the ledger's offsets precede an entry, the hashes of the entry's keys, and the
-    entry's newest unexpired record with the search's key. Raises: BadBatch.
+    """Return the number of the ledger's offsets before an entry, the hashes of the entry's keys if
+    `is_hashed`, and the entry's newest unexpired record with the search's key. Raises: BadBatch.
     """
     found = batch.opened(packed.unpack(data))
     time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
@@ -466,18 +503,18 @@ def _looked(
     if at is not None:
         offset = first + found.indexes[at]
         stored = StoredBatch(offset, item.ledger_id, entry_id, time_ms, found.part(at, 1))
-    return before, {hash_of(key) for key in {*keys} if key is not None}, stored
+    hashed = {*keys} if is_hashed else ()
+    return before, {hash_of(key) for key in hashed if key is not None}, stored
 
 
 def _missing(item: LogItem, entry_id: int) -> errors.EntryUnavailable:
     """The error for an entry that a read did not return."""
-    return errors.EntryUnavailable(
-        "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
-    )
+    detail = f"bookies did not return the confirmed entry {entry_id}: retry"
+    return errors.EntryUnavailable(detail, ledger_id=item.ledger_id, entry_id=entry_id)
 
 
 def _ranges(entries: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Cut entry ids to ranges of consecutive ids. Yields the first and last id of each range."""
+    """Group entry ids into ranges of consecutive ids. Yields the first and last id of each range."""
     begin = 0
     for at, entry_id in enumerate(entries):
         if at + 1 == len(entries) or entries[at + 1] != entry_id + 1:

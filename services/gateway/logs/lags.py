@@ -27,17 +27,17 @@ from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.views import LogViews, head_to_ask
 
 CONSUMERS_SHOWN_MAX: Final = 100
-"""Consumers whose lag has its own metric labels: the first ones that this gateway knows. The number
-of labels must be bounded, whatever names clients choose. The bound is chosen by judgement."""
+"""Maximum number of consumers with metric labels of their own. The bound is needed because clients
+choose the names (chosen by judgement)."""
 
 OTHER_CONSUMERS: Final = "_other"
 """Labels of the consumer furthest behind among those without labels of their own. No log has this
 name."""
 
 _HEADS: Final = 1000
-"""Logs per request for the ends of logs."""
+"""Maximum logs per request for the ends of logs."""
 _AT_ONCE: Final = 16
-"""Entries that are read concurrently."""
+"""Maximum entries that are read concurrently."""
 
 State = StateOf | Literal["no-such-log"]
 
@@ -71,7 +71,7 @@ class _Seen:
     first_offset: int
     end: int | None
     head: LogHead | None
-    """Set if the log's owner has to be asked for the end."""
+    """The head to send to the log's owner, if only the owner has the log's end."""
 
     @classmethod
     def of(cls, row: LogMetadata) -> "_Seen":
@@ -112,11 +112,11 @@ class Lags:
         self._ends: dict[str, tuple[str, int]] = {}
         """Each log's creation time and last known end, used while its owner does not answer."""
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
-        """For each shown consumer: its log's creation, an offset, and that record's append time."""
+        """The log's creation time, the next offset and its append time, for each shown consumer."""
         self._logs: dict[str, _Seen | None] = {}
-        """The logs that have consumers, as the sweeps have read them. None: the log does not exist."""
+        """The logs that have consumers, as read by the sweeps. None: the log does not exist."""
         self._is_sealed = False
-        """Whether the log of committed offsets has only sealed ledgers, and so maybe no owner."""
+        """Whether the log of committed offsets has only sealed ledgers, so it may have no owner."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -132,7 +132,7 @@ class Lags:
 
     def begin(self) -> set[str]:
         """Begin a measurement at the start of a sweep. Returns the names of the logs whose metadata
-        the measurement needs in addition to what earlier sweeps have read.
+        the measurement needs and earlier sweeps have not read.
         """
         if not self._is_owner:
             self._measured, self._logs = None, {}
@@ -202,7 +202,7 @@ class Lags:
         self._measured = Measured(lags, states, asyncio.get_running_loop().time())
 
     async def _learn_ends(self, seen: Mapping[str, _Seen | None]) -> None:
-        """Learn the logs' ends. Ends are read after the metadata, and so are never older."""
+        """Read the logs' ends, after the metadata, so that no end is older than the metadata."""
         logs = {name: log for name, log in seen.items() if log is not None}
         heads = [log.head for log in logs.values() if log.head is not None]
         known = {name: (log.created, log.end) for name, log in logs.items() if log.end is not None}

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FORK_TRIES: Final = 5
-"""Attempts per fork, chosen by judgement. A takeover or truncation can undo an attempt's roll."""
+"""Maximum attempts per fork (by judgement). A takeover or truncation can undo an attempt's roll."""
 
 
 class LogManager:
@@ -72,7 +72,7 @@ class LogManager:
         wall_ms: Callable[[], int] | None = None,
         awake_s: Callable[[], float] | None = None,
     ) -> None:
-        """`wall_ms` is this machine's clock, `awake_s` the time for which the process was awake."""
+        """`wall_ms` reads this machine's clock, and `awake_s` the time that the process was awake."""
         self._engine, self._store = engine, store
         self.times = times or LogTimes()
         loop, self._wall_ms = asyncio.get_running_loop(), wall_ms or _wall_ms
@@ -204,7 +204,7 @@ class LogManager:
         for _ in range(_FORK_TRIES):
             if at < source.first_offset:
                 raise errors.OffsetTruncated(
-                    f"the log begins at {source.first_offset}",
+                    f"the fork's source begins at offset {source.first_offset} (got {at})",
                     log=source.name,
                     first_offset=source.first_offset,
                 )
@@ -215,7 +215,7 @@ class LogManager:
                         await self.keep_fork(made)
                     return self._begun(made, is_new)
             else:
-                # Only CLOSED ledgers are shared: no append to the source can reach the fork.
+                # Only CLOSED ledgers are shared, so no append to the source can reach the fork.
                 try:
                     await self.roll(source.name)
                 except errors.LogClosed:
@@ -225,14 +225,15 @@ class LogManager:
             now.check_created(source.created_at)
             source = now
         if (end := await self.reader.end(source.name, source)) < at:
-            raise errors.InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
+            detail = f"a fork of {source.name} must begin at {end} or below (got {at})"
+            raise errors.InvalidRequest(detail, log=source.name)
         raise errors.Overloaded(
             f"the log {source.name} changed at every attempt to fork it: retry", log=source.name
         )
 
     async def keep_fork(self, fork: LogMetadata) -> None:
-        """Create a fork's first own ledger, whose copies show a rebuild what the fork shares (rule
-        18e). If this fails, a retry of the creation or the fork's first append creates the ledger.
+        """Create a fork's first own ledger, so that a rebuild finds the ledgers which the fork
+        shares (rule 18e). If this fails, a retry or the fork's first append creates the ledger.
         """
         if not fork.shared or fork.own or fork.state is LogState.CLOSED:
             return
@@ -244,7 +245,7 @@ class LogManager:
             log.warning("fork-not-kept", extra={"log": fork.name, "error": repr(error)})
 
     def now_ms(self) -> int:
-        """The database's time in milliseconds, or this machine's until metadata was read."""
+        """The database's time in milliseconds, or this machine's until the first read of metadata."""
         at_ms = self._store.database_ms()
         return self._wall_ms() if at_ms is None else at_ms
 
@@ -270,7 +271,7 @@ class LogManager:
         await self._change(name, appointed)
 
     async def _remove_expired(self, name: str, term: str) -> bool:
-        """Delete an expired log. Returns False if a keeper of another term has taken over."""
+        """Delete an expired log. Returns False if an expiry keeper of another term has taken over."""
         while True:
             try:
                 row = await self._store.get(name)
@@ -285,13 +286,13 @@ class LogManager:
     async def delete(
         self, name: str, *, created_at: str | None = None, term: str | None = None
     ) -> None:
-        """Delete the log and those of its ledgers that no fork names. Deletes only the log created
-        at `created_at` (default: the current log of the name) and no later one (rule 27b). With
-        `term`, deletes the log only while its expiry keeper has that term.
+        """Delete the log, and all of its ledgers that no fork names. Deletes only the log that was
+        created at `created_at` (default: the current log), and no later log of the name (rule 27b).
+        With `term`, deletes the log only while its expiry keeper has that term.
 
         Raises: NoSuchLog, LogProtected, RecoveryBlocked.
         """
-        # Check the protection before the writer is fenced, and not only in the metadata service.
+        # The protection is checked here too, before the writer is fenced.
         found = await self._store.get(name)
         check_unprotected(found)
         try:
@@ -331,9 +332,9 @@ class LogManager:
         once: Once | None = None,
     ) -> LogView:
         """Release whole ledgers that end below the offset that `begin` returns for the current
-        metadata. Also releases the ledgers that released ones had replaced, as far as they still
-        exist (rule 27c). `reports_again` informs the members of ledgers that were released earlier
-        too (rule 18e, clause 7): the attempt that released a ledger may have ended before that.
+        metadata. Also releases existing ledgers that the released ledgers had replaced (rule 27c).
+        With `reports_again`, bookies of ledgers released earlier are informed again, because the
+        earlier attempt may have ended before it informed them (rule 18e, clause 7).
         """
         dropped: Sequence[LedgerMetadata] = ()
 
@@ -347,7 +348,7 @@ class LogManager:
         row, new = await self._change(name, truncated, once)
         named = {item.ledger_id for item in new.items}
         gone = [item for item in row.items if item.ledger_id not in named]
-        # Late copies inform members too: they don't know what the first copy released.
+        # A late copy informs bookies too, as it can't tell which ledgers the first copy released.
         if reports_again or any(item.replaced for item in gone):
             by_id = {ledger.ledger_id: ledger for ledger in dropped}
             by_id |= {ledger.ledger_id: ledger for ledger in await self.orphans.released(new)}
@@ -379,14 +380,13 @@ class LogManager:
         async def changed(row: LogMetadata) -> LogMetadata:
             row.check_created(created_at)
             if expect not in (None, row.version):
-                raise errors.VersionConflict(
-                    f"the log's version is {row.version}", log=name, version=row.version
-                )
+                detail = f"the log's version is {row.version}, but the request expects {expect}"
+                raise errors.VersionConflict(detail, log=name, version=row.version)
             if deletion_protection is not None:
                 is_lifted = row.deletion_protection and not deletion_protection
                 row = row.protected(is_on=deletion_protection)
                 if is_lifted and row.expiry is not None:
-                    # Accesses were not counted under protection: idle time starts anew (ADR 40).
+                    # Accesses under protection were not counted, so idle time restarts (ADR 40).
                     row = row.kept_by(self.me, str(uuid4()))
             return row.with_limits(limits)
 
@@ -415,21 +415,13 @@ class LogManager:
             if row.archived_through == through:
                 return row
             if row.archived_through != expect:
-                raise errors.VersionConflict(
-                    f"the log is archived through {row.archived_through}", log=name
-                )
-            end = (await self.views.view(row)).next_offset
-            if not (row.archived_through or 0) <= through <= end:
-                raise errors.InvalidRequest(
-                    f"the log ends at {end}, and archived records stay archived",
-                    log=name,
-                    errors=[
-                        {
-                            "pointer": "/through",
-                            "detail": f"must be at most {end}, and not below the archived offset",
-                        }
-                    ],
-                )
+                detail = f"the log is archived through {row.archived_through}, not {expect}"
+                raise errors.VersionConflict(detail, log=name)
+            end, low = (await self.views.view(row)).next_offset, row.archived_through or 0
+            if not low <= through <= end:
+                detail = f"must be from {low}, the archived offset, to {end}, the log's end"
+                found = [{"pointer": "/through", "detail": detail}]
+                raise errors.InvalidRequest(f"/through: {detail}", log=name, errors=found)
             return row.archived(through)
 
         _, new = await self._change(name, archived, once)
@@ -442,9 +434,9 @@ class LogManager:
         once: Once | None = None,
     ) -> tuple[LogMetadata, LogMetadata]:
         """Change the log's metadata by compare-and-swap. Returns the metadata before and after. An
-        owner in this process learns of the change and stays owner. With `once`, even unchanged
-        metadata is swapped to store the request's name, because a late copy might find a change to
-        make (rule 6a).
+        owner in this process applies the change and stays the owner. With `once`, even unchanged
+        metadata is swapped to store the request's name, so that a late copy of the request changes
+        nothing (rule 6a).
         """
         while True:
             row = await self._store.get(name)
@@ -472,7 +464,7 @@ class LogManager:
             creates=True, finish=lambda row: row.opened(owner), created_at=created_at
         )
         item = row.last_item
-        assert item is not None, "the takeover created a ledger"
+        assert item is not None, "expected a ledger after the takeover"
         return row.writer_token, item.first_offset or 0
 
     async def close(
@@ -505,7 +497,7 @@ class LogManager:
             await self.delete(row.name, created_at=row.created_at)
 
     async def roll(self, name: str) -> LogView:
-        """Roll the log: it continues in a new ledger."""
+        """Roll the log, which then continues in a new ledger."""
         await self._ask(name, None)
         return await self.get(name)
 
@@ -558,7 +550,7 @@ class LogManager:
         return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
     def submit(self, name: str, call: messages.Append) -> asyncio.Future[messages.RecordsAppended]:
-        """Begin an append as `append` does, without compressing its small batch in a thread."""
+        """Begin an append of a small batch, as `append` does, but without compressing in a thread."""
         handle = self.ownership.handle(name)
         return self._limited(handle, handle.append(call))
 
@@ -569,7 +561,7 @@ class LogManager:
         *,
         is_forwarded: bool = False,
     ) -> Any:
-        """Send `call` to the log's owner (None: roll). A retried publication gets the first answer.
+        """Send `call` to the log's owner; None rolls the log. A publication may be sent again.
 
         Raises: QuorumTimeout, and the log's errors.
         """
@@ -598,10 +590,10 @@ class LogManager:
             raise
 
     def _limited(self, handle: LogHandle, future: asyncio.Future[T]) -> asyncio.Future[T]:
-        """Return `future`, which fails with QuorumTimeout if the log does not answer in time."""
+        """Return `future`, which fails with QuorumTimeout if the owner does not answer in time."""
 
         def late() -> None:
-            detail = f"the log did not answer within {self.times.append_s:g} s"
+            detail = f"the log's owner did not answer within {self.times.append_s:g} s"
             resolve(future, errors.QuorumTimeout(detail, log=handle.name))
             handle.abandon(future)
 
@@ -628,17 +620,19 @@ def _wall_ms() -> int:
 
 
 def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
-    """Whether the log `now` begins at or after the beginning of `new`, or is another log."""
+    """Whether the log `now` begins at or after the first offset of `new`, or is another log."""
     return now.created_at != new.created_at or now.first_offset >= new.first_offset
 
 
 def _replaced(ledgers: Sequence[LedgerMetadata]) -> list[int]:
-    """The ledgers that `ledgers` replaced. Lists of orphans lack those that a rebuild found."""
+    """Ids of the ledgers that `ledgers` replaced. A list of orphans may lack some of these after a
+    rebuild.
+    """
     lineages = [ledger.lineage for ledger in ledgers if ledger.lineage is not None]
     return sorted({ledger_id for lineage in lineages for ledger_id, _ in lineage.replaced})
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-    """The log's own ledgers that `after` no longer names, without shared ones (rule 27a)."""
+    """Ids of the log's own ledgers that `after` no longer names, without shared ones (rule 27a)."""
     kept = {item.ledger_id for item in after.items}
     return [item.ledger_id for item in before.own if item.ledger_id not in kept]

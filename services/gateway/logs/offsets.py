@@ -1,17 +1,17 @@
-"""Searches in a log: for the entry of an offset, the offset of a time, and the end of a ledger.
+"""Searches a log for the entry of an offset, the offset of a time, and the end of a ledger.
 
 Each entry of a log's ledger stores one record batch. The batch's head has its append time, its
 number of records, and the number of records before it in the ledger. So a search reads heads of
 entries and needs no index.
 
-`find_entry` finds the entry that contains the record at a place in a ledger, where the place is the
-number of records before it. `OffsetIndex` keeps some known places of each ledger in memory, which
+`find_entry` finds the entry that contains a record by the record's place: the number of records
+before it in the ledger. `OffsetIndex` keeps some known places of each ledger in memory, which
 narrow later searches. If all batches have the same size, the first guess is right.
 
-`find_time` finds the first record that was appended at a time or later. Append times never decrease
-within a log (rule 26b), so `find_time` is a binary search: over the ledgers by their last entries,
-then over the entries of one ledger. The search reads at most log2(L) + 1 + log2(N) entries for L
-ledgers, where N is the number of entries of the ledger in which the search ends.
+`find_time` finds the first record that was appended at a time or later. It is a binary search, since
+append times never decrease within a log (rule 26b): first over the ledgers by their last entries,
+then over the entries of one ledger. For L ledgers, of which the last searched one has N entries,
+the search reads at most log2(L) + 1 + log2(N) entries.
 """
 
 import asyncio
@@ -32,31 +32,31 @@ from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 
 POINTS_MAX: Final = 512
-"""Points kept per ledger. Beyond this bound every second point is dropped, so that points are
-densest where a tail is read."""
+"""Maximum points kept per ledger. Beyond this bound every second point is dropped, so that points
+are densest where a tail is read."""
 
 LEDGERS_MAX: Final = 4096
-"""Ledgers whose points are kept. The least recently used ledger is dropped first."""
+"""Maximum ledgers whose points are kept. The least recently used ledger is dropped first."""
 
 _AT_ONCE: Final = 32
-"""Ledgers of a commit whose ends are read concurrently."""
+"""Maximum ledgers of a commit whose ends are read concurrently."""
 
 ReadHead = Callable[[int], Awaitable[BatchHead]]
 """Reads the head of an entry of one ledger."""
 LastEntry = Callable[[LogItem], Awaitable[int]]
 """Returns the last acknowledged entry of a ledger, or NO_ENTRY."""
 ReadAnyHead = Callable[[int, int], Awaitable[BatchHead]]
-"""Reads the head of an entry (ledger, entry). A lost entry has the head of its hole."""
+"""Reads the head of an entry (ledger, entry). `_hole` computes the head of a lost entry."""
 
 
 class Points:
-    """Points of one ledger, ascending: each is an entry and the number of records before it."""
+    """The points of one ledger, ascending. A point is an entry and the number of records before it."""
 
     def __init__(self) -> None:
         self.named_s = float("-inf")
-        """The time of the last request whose answer was that the ledger exists."""
+        """The time of the last request that confirmed that the ledger exists."""
         self.density = 0.0
-        """Records per entry, as the last read found them; 0 if unknown."""
+        """Records per entry in the last read; 0 if unknown."""
         self._points = [(0, 0)]
 
     def __len__(self) -> int:
@@ -72,19 +72,19 @@ class Points:
             self._points[1:-1] = self._points[1:-1:2]
 
     def has(self, place: int) -> bool:
-        """Whether a point is at `place`: an entry begins or ends there."""
+        """Whether there is a point at `place`, where an entry begins or ends."""
         return self.around(place)[0][0] == place
 
     def entries_of(self, place: int, count: int) -> int:
-        """About how many entries contain `count` records from `place` on; at most `count`. Too few
-        cost another read of bookies, and too many are read in vain, so a quarter more are read.
+        """Estimate how many entries contain `count` records from `place` on; at most `count`. The
+        estimate adds a quarter, because an estimate that is too low costs another read of bookies.
         """
         if not self.density:
             return count
         return min(max(int(1.25 * count / self.density) + (not self.has(place)), 1), count)
 
     def around(self, place: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
-        """The nearest point at or below `place`, and the nearest one above it."""
+        """The nearest point at or below `place`, and the nearest point above it."""
         at = bisect.bisect_left(self._points, (place + 1,))
         return self._points[at - 1], self._points[at] if at < len(self._points) else None
 
@@ -113,7 +113,7 @@ class OffsetIndex:
 async def find_entry(
     points: Points, place: int, *, last_entry: int, read_head: ReadHead
 ) -> int | None:
-    """The entry that contains the record at `place`; None if that is beyond `last_entry`.
+    """The entry that contains the record at `place`; None if the record is beyond `last_entry`.
 
     `last_entry` is confirmed. Reads O(log n) heads, and at most one if all batches have the same
     size or the reader reads in order.
@@ -155,7 +155,7 @@ async def find_time(
 ) -> int:
     """The offset of the first record appended at `ms` or later; the log's end if there is none.
 
-    The end is that of the ledgers as the search found them, without later appends.
+    Records that are appended during the search may be missing from this end.
     """
     items = [item for item in row.items if item.first_offset is not None and not item.is_empty]
     low, high, found = 0, len(items), row.end_offset or row.first_offset
@@ -190,7 +190,7 @@ def _after(item: LogItem, end: tuple[int, BatchHead] | None) -> int:
     """The offset after the last record of a ledger."""
     if item.last_offset is not None:
         return item.last_offset + 1
-    assert end is not None, "only an acknowledged record has a time"
+    assert end is not None, "expected an acknowledged entry in an unsealed ledger"
     return (item.first_offset or 0) + end[1].records_after
 
 
@@ -205,7 +205,7 @@ async def _last_of(
 async def _place(
     ledger_id: int, ms: int, end: tuple[int, BatchHead], read_head: ReadAnyHead
 ) -> int:
-    """Count a ledger's records from before `ms`, none of which are in the last entry, `end`."""
+    """Count a ledger's records that were appended before `ms`. The last entry, `end`, is later."""
     low, (high, found) = 0, end
     while low < high:
         middle = (low + high) // 2
@@ -235,8 +235,8 @@ async def end_of(ledger: LedgerMetadata, engine: Engine) -> LedgerEnd:
 
 
 async def sizes_of(ledgers: Sequence[Sealed], engine: Engine) -> Sizes:
-    """The number of records and bytes of each ledger of a commit. A CLOSED ledger never changes, so
-    the numbers may be read before the log's owner gets the commit.
+    """Return the number of records and bytes of each ledger of a commit. A CLOSED ledger never
+    changes, so the numbers may be read before the log's owner gets the commit.
 
     Raises: InvalidRequest if a ledger is not closed, ends elsewhere, or stores no records.
     """
@@ -248,13 +248,13 @@ async def sizes_of(ledgers: Sequence[Sealed], engine: Engine) -> Sizes:
             try:
                 row = await engine.get(sealed.ledger_id)
                 if row.state is not State.CLOSED:
-                    raise _invalid(pointer, f"ledger {sealed.ledger_id} is not closed")
+                    raise _invalid(pointer, f"ledger {sealed.ledger_id} must be closed first")
                 if sealed.last_entry not in (None, row.last_entry):
-                    detail = f"ledger {sealed.ledger_id} ends at {row.last_entry}"
-                    raise _invalid(pointer, detail)
+                    detail = f"the last entry of ledger {sealed.ledger_id} is {row.last_entry}"
+                    raise _invalid(pointer, f"{detail}, not {sealed.last_entry}")
                 end = await end_of(row, engine)
             except NoSuchLedger as error:
-                raise _invalid(pointer, f"there is no ledger {sealed.ledger_id}") from error
+                raise _invalid(pointer, f"ledger {sealed.ledger_id} does not exist") from error
             return sealed.ledger_id, end.records, end.bytes
 
     return tuple(
@@ -269,8 +269,8 @@ def _invalid(pointer: str, detail: str) -> InvalidRequest:
 async def read_head(
     engine: Engine, ledger_id: int, entry_id: int, view: LedgerView | None = None
 ) -> BatchHead:
-    """The head of a confirmed entry's batch, or of the hole if the entry is lost. `view` is the
-    ledger's view, if the caller has one.
+    """The head of a confirmed entry's batch; computed by `_hole` if the entry is lost. `view` is
+    the ledger's view, if the caller has one.
     """
     try:
         return (await read_sized_head(engine, ledger_id, entry_id, view))[0]
@@ -279,15 +279,16 @@ async def read_head(
 
 
 async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
-    """The batch head of lost entries, which contained the records between their neighbours (rule
-    31).
+    """Compute a batch head for lost entries, which covers the records between their neighbours
+    (rule 31).
 
-    At a ledger's end there is no later neighbour. Since a record takes at least one byte, the hole
-    then counts one record per lost byte. Some offsets have no record, but no offset is used twice.
+    Lost entries at a ledger's end have no later neighbour. Since a record takes at least one byte,
+    the head then counts one record per lost byte. So some offsets have no record, but no offset is
+    used twice.
     """
     row = await engine.get(ledger_id)
     lost = row.lost_at(entry_id)
-    assert lost is not None, "a loss is never taken back"
+    assert lost is not None, "expected that a lost entry stays lost"
     assert row.last_entry is not None, "only a CLOSED ledger has lost entries"
     before, bytes_before, appended_ms = 0, 0, 0
     if lost[0] > 0:
@@ -314,9 +315,8 @@ async def read_sized_head(
                 return batch.decode_head(entry.payload), entry.length
             except batch.BadBatch as error:
                 raise damaged(error, ledger_id, entry_id) from error
-    raise EntryUnavailable(
-        "a confirmed batch of a log was not found", ledger_id=ledger_id, entry_id=entry_id
-    )
+    detail = f"bookies did not return the confirmed entry {entry_id}: retry"
+    raise EntryUnavailable(detail, ledger_id=ledger_id, entry_id=entry_id)
 
 
 def damaged(error: batch.BadBatch, ledger_id: int, entry_id: int) -> EntryUnavailable:

@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONSUMER_EXPIRY_S: Final = 2_592_000.0
-"""The default for the expiry of unused consumers: 30 days."""
+"""The default time after which unused consumers expire: 30 days."""
 
 ORPHAN_AGE_S: Final = 300.0
-"""The age at which the sweep deletes an orphan: longer than any roll or takeover waits for its
-compare-and-swap. Unpublished ledgers of an ended transaction count as older."""
+"""The age at which the sweep deletes an orphaned ledger. No roll or takeover waits this long for
+its compare-and-swap. Unpublished ledgers of an ended transaction are deleted at any age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class LogTimes:
     append_s: float = 30.0
     """Timeout of an append, including takeovers, after which the append's outcome is unknown."""
     settle_s: float = 20.0
-    """Timeout for learning the end of a ledger whose handle has ended."""
+    """Timeout for finding the end of a ledger whose handle has ended."""
     probe_every_s: float = 2.0
     """Interval at which the sender of a forwarded append checks whether the owner is alive."""
     jitter_s: float = 0.3
@@ -51,13 +51,13 @@ class LogTimes:
     sweep_every_s: float = 5.0
     """Interval of the sweep over changed and due logs (protocol.md, Times)."""
     sweep_all_every_s: float = 300.0
-    """Interval at which the sweep reads all logs, whatever changes were announced."""
+    """Interval at which the sweep reads all logs, even without announced changes."""
     orphans_every_s: float = 10.0
     orphan_age_s: float = ORPHAN_AGE_S
 
 
 class Ownership:
-    """The handles of this gateway's logs. Each handle knows whether this process owns its log."""
+    """The handles of this gateway's logs. Each handle tracks whether this process owns its log."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Ownership:
         self._sealing: Mapping[str, asyncio.Future[None]] = {}
 
     def handle(self, name: str) -> LogHandle:
-        """The log's handle, created if necessary."""
+        """Return the log's handle, which is created if necessary."""
         handle = self._handles.get(name)
         if handle is None:
             handle = self._handles[name] = LogHandle(
@@ -125,9 +125,9 @@ class Ownership:
             handle.hear(event)
 
     def tick(self, row: LogMetadata) -> bool:
-        """Notify the log's owner here, and return whether this process owns the log. An owner
-        learns the settings, which another gateway may have changed, and acts on the time. An owner
-        that `row` no longer names ends.
+        """Pass `row` and a tick to the log's owner, and return whether this process owns the log.
+        The owner applies settings that another gateway may have changed, and starts work that is
+        due. An owner that `row` no longer names ends.
         """
         self.notify(row.name, HeadLearned(LogHead.of(row)))
         owner = self.owner(row.name)
@@ -142,26 +142,26 @@ class Ownership:
         return (await self._engine.get(ledger_id)).writer
 
     def roll_if_due(self, name: str, now: Now) -> bool:
-        """Notify the log's owner here if the log must roll; return whether there is an owner."""
+        """Notify the log's owner if the log must roll. Returns whether this process owns the log."""
         owner = self.owner(name)
         if owner is not None and owner.tenancy.is_roll_due(now):
             self.notify(name, Ticked())
         return owner is not None
 
     async def is_other_alive(self, writer: Writer) -> bool:
-        """Whether a process is alive. This process counts as gone from logs that it doesn't own."""
+        """Whether a process other than this one is alive. Returns False for this process."""
         return writer.id != self._engine.writer.id and await self.is_alive(writer)
 
     async def is_alive(self, writer: Writer) -> bool:
-        """Check liveness twice, a jittered time apart: a busy process must not count as dead."""
+        """Check liveness twice, a jittered time apart, so a busy process does not count as dead."""
         if await self._peers.is_alive(writer):
             return True
         await asyncio.sleep(self.times.jitter_s * random.uniform(0.1, 1.0))  # noqa: S311
         return await self._peers.is_alive(writer)
 
     async def drain(self) -> None:
-        """Accept no new work, settle requests in flight, and seal the last ledgers of the logs that
-        this process owns, so that another gateway can own the logs at once.
+        """Accept no new work, settle requests in flight, and seal the last ledgers of this
+        process's logs, so that another gateway can own these logs at once.
         """
         self._is_draining = True
         self._sealing = {name: handle.drain() for name, handle in self._handles.items()}
@@ -170,7 +170,7 @@ class Ownership:
         await self.stop()
 
     def waits_for(self) -> Sequence[str]:
-        """Descriptions, for operators, of what a drain still waits for."""
+        """Describe, for operators, each log for whose seal a drain still waits."""
         return [f"the seal of log {name}" for name, end in self._sealing.items() if not end.done()]
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests to the gateway that owns a log. A request is forwarded once (rule 11)."""
+"""Sends requests to the gateway that owns a log. A request is forwarded only once (rule 11)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -21,9 +21,9 @@ _APPEND_S: Final = 60.0
 """This timeout only ends abandoned requests. The sender also checks that the owner is alive."""
 _ALIVE_S: Final = 2.0
 _ACCESS_S: Final = 5.0
-"""Timeout of a request to an expiry keeper, which answers from memory or deletes the log first."""
+"""Timeout of a request to an expiry keeper, which may delete the log before it answers."""
 _ENDS_S: Final = 2.0
-"""How long a listing of logs waits for a gateway before it asks bookies about its logs."""
+"""Time for which a listing of logs waits for a gateway before it asks bookies instead."""
 
 
 class EndsBody(Body):
@@ -44,7 +44,7 @@ class LogPeers:
     async def forward(
         self, owner: Writer, name: str, call: Append | Publish | Consult | None
     ) -> RecordsAppended | Transaction | bytes | OwnerLost | None:
-        """Forward a client's request to the log's owner. A `call` of None means roll."""
+        """Forward a client's request to the log's owner. A `call` of None rolls the log."""
         options: dict[str, int | str | None] = {"call": "roll"}
         data = b""
         match call:
@@ -71,7 +71,7 @@ class LogPeers:
                 raise
             return OwnerLost(error.detail, sent=error.outcome == UNKNOWN)
         except TimeoutError:
-            return OwnerLost("it did not answer", sent=True)
+            return OwnerLost("the log's owner did not answer in time", sent=True)
         if isinstance(call, Append):
             return received(RecordsAppended, reported)
         if isinstance(call, Publish):
@@ -79,7 +79,7 @@ class LogPeers:
         return None if call is None else reported
 
     async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
-        """Report an access to a log's expiry keeper (`is_access`), or only ask for its verdict.
+        """Request the verdict of a log's expiry keeper. With `is_access`, also report an access.
         Raises: WriterLost, TimeoutError.
         """
         query = f"term={quote(expiry.term, safe='')}&idle_s={expiry.idle_s}&counts={int(is_access)}"
@@ -88,7 +88,7 @@ class LogPeers:
         return Verdict(reported["verdict"])
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
-        """The ends of the logs among `heads` that a gateway owns; none without its answer."""
+        """Return the ends of the logs among `heads` that a gateway owns; none without an answer."""
         asked = [(head.name, head.last_ledger, head.writer_token) for head in heads]
         data = orjson.dumps({"logs": asked})
         try:
@@ -98,7 +98,7 @@ class LogPeers:
         return {str(name): int(end) for name, end in reported["ends"].items()}
 
     async def is_alive(self, owner: Writer) -> bool:
-        """Whether this very process, and no successor, answers at its URL (rule 11)."""
+        """Whether the process `owner` itself, and not a successor, answers at its URL (rule 11)."""
         try:
             await self._peers.ask(owner, "GET", "/instance", _ALIVE_S)
         except (WriterLost, TimeoutError):

@@ -1,4 +1,4 @@
-"""Committed offsets of consumers, at one gateway (`keeper.py`)."""
+"""Serves the committed offsets of consumers at one gateway, on top of `keeper.py`."""
 
 import asyncio
 from itertools import islice
@@ -9,7 +9,7 @@ from quorumlog.wire.position_bodies import POSITION_BODIES
 from services.gateway.logs.keeper import RowService
 
 _EXPIRED_AT_ONCE: Final = 500
-"""Expired consumers deleted per sweep, so that an append also has room for clients' requests."""
+"""Maximum expired consumers deleted per sweep, so that appends have room for clients' requests."""
 
 
 class PositionService(RowService[positions.Position]):

@@ -1,7 +1,7 @@
-"""Work queues at one gateway: claims with their records, and settlements (ADR 55).
+"""Serves work queues at one gateway: claims with their records, and settlements (ADR 55).
 
-The owner of the log of queues decides which records a claim gets (`keeper.py`), and the gateway
-that the client asked reads them. `dead_letters.py` moves records to a dead-letter log, and back.
+The owner of the log of queues decides which records a claim gets (`keeper.py`), and the client's
+gateway reads these records. `dead_letters.py` moves records to a dead-letter log, and back.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ _POLL_S: Final = 1.0
 _TAIL_S: Final = 10.0
 """Maximum time for which one read waits for a log's next record."""
 _KEY_BYTES: Final = 8 << 20
-"""Maximum bytes that one claim reads to find out the keys of records."""
+"""Maximum bytes that one claim reads to get the keys of records."""
 _QUEUES_MAX: Final = 1000
 """Maximum queues with the order `key` whose records' keys are cached. Chosen by judgement."""
 _GAPS_S: Final = 5.0
-"""How long a claim skips offsets without records, in addition to its own waiting time."""
+"""Time for which a claim skips offsets without records, in addition to its own waiting time."""
 _TRIES: Final = 3
-"""How often a claim with the order `key` is sent in a row, each time with the keys of the records
-that are not done by the answer before."""
+"""Maximum requests of one claim with the order `key`. Each request has the keys of the records that
+are not done according to the previous answer."""
 QUEUES_SHOWN_MAX: Final = 100
 """Maximum queues with their own labels in metrics, because clients choose names. By judgement."""
 
@@ -52,7 +52,7 @@ class Claimed:
     attempts: dict[int, int]
     lease_ms: int
     limit: str
-    """The bound because of which the queue gives no further records; empty: none."""
+    """The bound that keeps the queue from giving further records; empty if there is none."""
     refused: Sequence[asks.Refused] = ()
     """Records whose acknowledgement with this claim was refused."""
 
@@ -64,7 +64,7 @@ class Claimed:
 
 @dataclass(slots=True)
 class _Seen:
-    """A queue with the order `key`, as this gateway knows it: done records, and keys of others."""
+    """Cached state of a queue with the order `key`: its done records, and keys of other records."""
 
     created: str
     floor: int = -1
@@ -88,8 +88,8 @@ class QueueService(QueueMoves):
         """Tasks that wait for new records of a log, each for all waiting claims of a queue."""
         self._depths: dict[Key, int] = {}
         self._oldest: dict[Key, tuple[str, int, int | None]] = {}
-        """For each queue in metrics: its log's creation time, the first record that is not done,
-        and the time of that record's append; None if that time is unknown."""
+        """For each queue in metrics: the log's creation time, the offset of the first record that
+        is not done, and this record's append time (None if unknown)."""
         self._measuring: asyncio.Task[None] | None = None
 
     # --- queues ----------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class QueueService(QueueMoves):
         max_bytes: int,
         acked: tuple[tuple[int, Offsets], ...] = (),
     ) -> Claimed:
-        """Claim up to `count` records, of about `max_bytes` together at most, but at least one.
+        """Claim up to `count` records with about `max_bytes` in total, but at least one record.
         Waits up to `wait_s` for records. First acknowledges `acked`: tokens with offsets.
 
         Raises: NoSuchLog, NoSuchQueue, LogReplaced, EntryUnavailable.
@@ -177,7 +177,7 @@ class QueueService(QueueMoves):
                     # The cached metadata may lack the ledger of the newest acknowledged records.
                     is_fresh, is_over = True, False
                     continue
-                # Unreadable records may have been dropped: the log's metadata then says so.
+                # Unreadable records may have been dropped, which only fresh metadata shows.
                 if is_fresh and taken.records:
                     await asyncio.sleep(min(left_s, _POLL_S))  # the records can't be read now
                 is_fresh = bool(taken.records)
@@ -199,8 +199,8 @@ class QueueService(QueueMoves):
                 changed.cancel()
 
     async def _gap(self, row: LogMetadata, queue: str) -> int:
-        """The first offset at or above the queue's floor that has a record. Compaction or expiry
-        removed the records in between, which counts like a truncation (rule 27d).
+        """Return the first offset at or above the queue's floor that has a record. Compaction or
+        expiry removed the records in between, which counts like a truncation (rule 27d).
         """
         floor = max((await self.ask(asks.LookQueue(row.name, queue))).floor, row.first_offset)
         with contextlib.suppress(errors.QuorumLogError):  # the claim reports the error
@@ -254,9 +254,9 @@ class QueueService(QueueMoves):
             self._watchers.pop(key, None)
 
     def _wake(self, key: Key, end: int = 0) -> None:
-        """Let the claim that has waited longest ask again, for records below `end`. If that claim
-        gets records, the change of the queue wakes the next claim. If the claim ends without
-        asking, it wakes the next claim itself.
+        """Wake the claim that has waited longest, so that it requests records below `end`. If this
+        claim gets records, the change of the queue wakes the next claim. If the claim ends without
+        a request, it wakes the next claim itself.
         """
         for future in self._watchers.get(key, ()):
             if not future.done():
@@ -264,7 +264,7 @@ class QueueService(QueueMoves):
                 return
 
     def _wake_here(self, key: Key) -> None:
-        """Wake a claim after this gateway's change, unless this gateway is the owner, which has."""
+        """Wake a claim after this gateway changed a queue. At the owner, `_changed` wakes it."""
         if not self.is_here:
             self._wake(key)
 
@@ -326,7 +326,7 @@ class QueueService(QueueMoves):
         is_news = (taken.floor, taken.acked) != (seen.floor, seen.acked)
         seen.floor, seen.acked = taken.floor, taken.acked
         if len(seen.keys) > 2 * queues.KEYS_MAX:
-            # The keys that stay are of the first records that are not done: KEYS_MAX at most.
+            # The keys of the first records that are not done stay, at most KEYS_MAX of them.
             done = seen.acked
             known = seen.keys.items()
             seen.keys = {at: number for at, number in known if at >= seen.floor and at not in done}
@@ -357,7 +357,7 @@ class QueueService(QueueMoves):
     async def _with_records(
         self, row: LogMetadata, queue: str, taken: asks.Taken, max_bytes: int
     ) -> Claimed:
-        """Read the records of a claim. Gives back those without room, and settles lost ones."""
+        """Read the records of a claim. Gives back records without room, and settles lost records."""
         attempts = {at: count for count, each in taken.records for at in each}
         claimed = Claimed(taken.token, (), attempts, taken.lease_ms, taken.limit)
         if not taken.records:
@@ -382,7 +382,7 @@ class QueueService(QueueMoves):
         return replace(claimed, pages=pages)
 
     async def _settled_anyway(self, request: asks.Settle) -> None:
-        """Settle records, ignoring errors: the records are then given again after the lease."""
+        """Settle records. If this fails, the queue gives these records again after the lease."""
         with contextlib.suppress(errors.QuorumLogError):
             await self.ask(request)
             self._wake_here((request.log, request.queue))
@@ -428,8 +428,8 @@ class QueueService(QueueMoves):
     # --- metrics ---------------------------------------------------------------------------------
 
     async def sweep(self, logs: Collection[str]) -> None:
-        """Find records that were given too often, continue moves, measure the queues, and note logs
-        that are gone, if this process owns the log of queues. `logs`: the names of almost all logs.
+        """If this process owns the log of queues: continue moves, measure the queues, and find
+        deleted logs. `logs`: the names of almost all logs.
         """
         await self.tick()
         if self.is_here and (self._measuring is None or self._measuring.done()):
@@ -456,7 +456,7 @@ class QueueService(QueueMoves):
         self._oldest = {key: found for key, found in self._oldest.items() if key in depths}
 
     async def _find_oldest(self, row: Queue, log_row: LogMetadata) -> None:
-        """Find out when the first record of a queue that is not done was appended."""
+        """Get the append time of the first record of a queue that is not done."""
         created, at = log_row.created_at, max(row.floor, log_row.first_offset)
         known = self._oldest.get(row.key)
         if known is None or known[2] is None or known[:2] != (created, at):
@@ -481,7 +481,7 @@ class QueueService(QueueMoves):
 
 
 def _number(key: bytes | None) -> int:
-    """A number that stands for a record's key; 0 without a key."""
+    """A hash of a record's key; 0 without a key."""
     if key is None:
         return 0
     return int.from_bytes(blake2b(key, digest_size=7).digest(), "big") or 1

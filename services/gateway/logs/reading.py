@@ -1,13 +1,12 @@
-"""Reads of a log by offset: find the ledger and the entry, and detect the log's end.
+"""Reads a log by offset: finds the ledger and the entry, and detects the log's end.
 
 A read sees all records that were acknowledged before it began, because it reads the log's metadata
 first and the LAC afterwards. So each acknowledged record is in a ledger that the metadata names,
-and that ledger's writer reports the LAC. Each read asks for the LAC once, and reads the ledger by
-that answer (`LedgerView`).
+and that ledger's writer reports the LAC. Each read requests the LAC once, and reads the ledger up
+to that LAC (`LedgerView`).
 
-The end of a CLOSED ledger never changes, so reads within the ledger ask no writer. Whether the
-ledger still exists is asked once per RECENT_S for all readers that continue in the log (rule 27b),
-and not for each page.
+The end of a CLOSED ledger never changes, so reads within the ledger need no writer. One request per
+RECENT_S checks that the ledger still exists, for all readers that continue in the log (rule 27b).
 """
 
 import asyncio
@@ -31,14 +30,14 @@ _ROW_POLL_S: Final = 0.2
 """Interval at which a read at the tail polls the metadata of a log without an open ledger."""
 
 TRIES_MAX: Final = 5
-"""How often a read retries when the metadata names a deleted ledger. Races need fewer retries."""
+"""Maximum retries of a read if the metadata names a deleted ledger. Races need fewer retries."""
 
 _ASK_S: Final = 5.0
-"""How long a reader keeps asking an owner that is alive for its LAC."""
+"""Time for which a reader repeats its request for the LAC of an owner that is alive."""
 
 
 class _Resealed(Exception):
-    """The metadata no longer names the log's open ledger: read the metadata again."""
+    """Raised if the log's open ledger was sealed, so that the caller reads the metadata again."""
 
 
 class LogReader:
@@ -63,7 +62,7 @@ class LogReader:
         row: LogMetadata | None = None,
         is_whole: bool = False,
     ) -> LogBatches:
-        """Records from `start` on, including all that were acknowledged before the call.
+        """Return records from `start` on, including all records acknowledged before the call.
         `created_at` identifies the log (None: the current log of the name). `row` is its metadata,
         read after the client's request arrived.
 
@@ -91,8 +90,8 @@ class LogReader:
     async def full_page(
         self, row: LogMetadata, start: int, *, limit: int, max_bytes: int
     ) -> LogBatches | None:
-        """A full page, read with metadata of the last RECENT_S. None if the page is not full (ADR
-        45).
+        """Return a full page, read with metadata from the last RECENT_S; None if the page is not
+        full (ADR 45).
 
         Raises: the errors of `read`. With fresh metadata the result may differ.
         """
@@ -109,8 +108,8 @@ class LogReader:
         limit: int,
         max_bytes: int,
     ) -> Page:
-        """An empty page that has the log metadata with which a read begins. Raises: LogReplaced if
-        fresh metadata is of another log than requested.
+        """Return an empty page that has the log metadata with which a read begins. Raises:
+        LogReplaced if fresh metadata belongs to another log than requested.
         """
         known = self.rows.known(name) if isinstance(start, int) and row is None else None
         if known is not None and created_at in (None, known.created_at):
@@ -125,7 +124,7 @@ class LogReader:
 
     @property
     def now_ms(self) -> int:
-        """The database's time, if it is known, by which records expire."""
+        """The database's time, if known, which decides which records have expired."""
         return self._ownership.now().sealed_ms()
 
     async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
@@ -155,9 +154,9 @@ class LogReader:
     async def _check_within(self, row: LogMetadata, start: int) -> None:
         """Raise OffsetBeyondEnd if `start` is beyond the log's end. `row` is fresh metadata.
 
-        The end is proven (rule 27b): a client can know a later end only from the log's owner, which
-        is asked now and whose end never decreases, or from a CLOSED ledger, whose metadata is read
-        afterwards.
+        The check proves the end (rule 27b). A client can have a later offset only from the log's
+        owner or from a CLOSED ledger. The owner's end, which never decreases, is requested first,
+        and the ledger's metadata is read afterwards.
         """
         item = row.item_at(start) or row.base
         is_border = item is not None and self._index.points(item.ledger_id).has(
@@ -170,12 +169,12 @@ class LogReader:
             with contextlib.suppress(errors.NoSuchLedger):
                 end = max(end, await self._closed_end(row))
         if start > end:
-            detail = f"the log ends at {end}, and {start} is beyond"
+            detail = f"offset {start} is beyond the log's end {end}"
             raise errors.OffsetBeyondEnd(detail, log=row.name, next_offset=end)
 
     async def _closed_end(self, row: LogMetadata) -> int:
-        """The end of the log's last ledger with a known start if the ledger is CLOSED, else 0. An
-        owner that was displaced without noticing may report an earlier end.
+        """The end of the log's last ledger with a known first offset if the ledger is CLOSED, else
+        0. An owner that was displaced without noticing may report an earlier end.
         """
         item = row.base
         view = None if item is None else await self._reads.ended(item.ledger_id, is_fresh=True)
@@ -191,8 +190,8 @@ class LogReader:
     async def begin(
         self, name: str, start: Start, row: LogMetadata, page: Page | None = None
     ) -> tuple[int, LogMetadata]:
-        """The offset at which a read begins, and the metadata by which it was found. If the open
-        ledger was read, `page` keeps its view.
+        """Return the offset at which a read begins, and the metadata used to find it. If the open
+        ledger was read, `page` keeps the ledger's view.
         """
         match start:
             case int():
@@ -268,8 +267,8 @@ class LogReader:
         created_at: str | None = None,
         page: Page | None = None,
     ) -> tuple[int, bool]:
-        """The log's end, and whether the log is closed there. Raises: NoSuchLog; LogReplaced if the
-        log is another one than that of `row` or `created_at`.
+        """The log's end, and whether the log is closed there. Raises: NoSuchLog; LogReplaced if
+        another log than that of `row` or `created_at` has the name.
         """
         row = row or await self.fresh(name, created_at)
         for _ in range(TRIES_MAX):
@@ -288,8 +287,8 @@ class LogReader:
         return None if view.last_add_confirmed == NO_ENTRY else await self._last_head(item, view)
 
     async def ended_at(self, row: LogMetadata, page: Page | None = None) -> tuple[int, bool] | None:
-        """The log's end by this metadata, and whether the log is closed there; None if the metadata
-        is out of date.
+        """The log's end according to `row`, and whether the log is closed there; None if `row` is
+        out of date.
         """
         name = row.name
         if row.end_offset is not None:
@@ -319,8 +318,8 @@ class LogReader:
         return item.first_offset + head.records_after, head.is_end
 
     async def _fill(self, page: Page) -> None:
-        """Gather records until the page is full or fresh metadata says that the log ends. With
-        recent metadata, stop where fresh metadata would be needed.
+        """Gather records until the page is full or fresh metadata shows the log's end. With recent
+        metadata, stop where fresh metadata would be needed.
         """
         tries = 0
         while not page.is_full:
@@ -333,7 +332,7 @@ class LogReader:
                 continue
             if before < row.first_offset:
                 raise errors.OffsetTruncated(
-                    f"the log begins at {row.first_offset}",
+                    f"offset {before} was dropped: the log begins at offset {row.first_offset}",
                     log=row.name,
                     first_offset=row.first_offset,
                 )
@@ -387,7 +386,7 @@ class LogReader:
         return True
 
     async def _take(self, item: LogItem, entry_id: int, view: LedgerView, page: Page) -> int:
-        """Gather records by one read of bookies. Returns the next id. Raises: as the engine."""
+        """Gather records by one read of bookies. Returns the next id. Raises the engine's errors."""
         points, first = self._index.points(item.ledger_id), item.first_offset or 0
         if page.stop is not None and not points.density:
             points.density = max(page.stop - first, 1) / (view.last_add_confirmed + 1)
@@ -400,9 +399,8 @@ class LogReader:
             max_bytes=page.stored_bytes_left,
         )
         if found.next <= entry_id:
-            raise errors.EntryUnavailable(
-                "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
-            )
+            detail = f"bookies did not return the confirmed entry {entry_id}: retry"
+            raise errors.EntryUnavailable(detail, ledger_id=item.ledger_id, entry_id=entry_id)
         records = entries = 0
         for run in found.runs:
             for at, payload in zip(run.ids, run.payloads(), strict=True):
@@ -434,7 +432,7 @@ class LogReader:
             return False
         if not page.count:
             raise errors.EntryLost(
-                f"records {page.at} to {following - 1} are lost",
+                f"offsets {page.at} to {following - 1} are lost: continue at offset {following}",
                 ledger_id=item.ledger_id,
                 entry_id=error.entry_id,
                 log=page.row.name,
@@ -458,9 +456,7 @@ class LogReader:
                 return None
             # The writer is alive: the request was lost, or the writer is recovering the ledger.
             if loop.time() > end:
-                raise errors.EntryUnavailable(
-                    "the log's owner is alive, but did not report its LAC", log=name
-                )
+                raise errors.EntryUnavailable("the log's owner reports no LAC: retry", log=name)
             await _pause(end - loop.time())
 
     async def _wait(self, page: Page, left_s: float) -> None:
@@ -476,7 +472,7 @@ class LogReader:
             item.ledger_id, after=after, wait_s=left_s, view=view
         )
         if news.closed or news.last_add_confirmed <= after:
-            # The ledger is closed and the metadata doesn't name the next, or the writer is gone.
+            # The ledger is closed and the metadata names no next ledger, or the writer is gone.
             await _pause(left_s)
         elif news.lac_source == "writer":
             page.news = news
@@ -493,13 +489,13 @@ class LogReader:
 
 
 def _cut(page: Page, error: errors.EntryUnavailable) -> None:
-    """End a page before a record that cannot be read now.
+    """End a page before a record that can't be read now.
 
     Raises: EntryUnavailable if the page is empty.
     """
     if not page.count:
         raise errors.EntryUnavailable(
-            f"records from the offset {page.at} on cannot be read now: {error.detail}",
+            f"records from offset {page.at} on can't be read now: {error.detail}",
             ledger_id=error.ledger_id,
             entry_id=error.entry_id,
             bookie=error.bookie,
@@ -513,8 +509,8 @@ def _cut(page: Page, error: errors.EntryUnavailable) -> None:
 def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnavailable:
     """The error for a ledger whose metadata is missing although it was not deleted (rule 18f)."""
     return errors.EntryUnavailable(
-        f"records from the offset {at} on cannot be read now: the database lacks the metadata of ledger {ledger_id}."
-        " A rebuild restores it once a bookie that holds a copy answers",
+        f"records from offset {at} on can't be read now: the database lacks the metadata of ledger"
+        f" {ledger_id}. Wait until a rebuild has restored this metadata from bookies",
         ledger_id=ledger_id,
         log=name,
         offset=at,
@@ -523,7 +519,7 @@ def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnava
 
 def unstable(name: str) -> errors.EntryUnavailable:
     """The error for a log whose metadata changed at every try."""
-    return errors.EntryUnavailable("the log's metadata changed at every try", log=name)
+    return errors.EntryUnavailable("the log's metadata changed at every try: retry", log=name)
 
 
 async def _pause(left_s: float) -> None:

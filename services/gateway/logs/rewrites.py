@@ -1,5 +1,5 @@
-"""Rewrites of logs at one gateway: merges of small sealed ledgers into larger ones (rule 27c),
-compaction of logs by key (rule 27d), and indexes of the keys of large ledgers (rule 27e).
+"""Rewrites the ledgers of logs at one gateway: merges small sealed ledgers (rule 27c), compacts
+logs by key (rule 27d), and indexes the keys of large ledgers (rule 27e).
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from services.gateway.logs.driver import (
     options_of,
     read_batches,
 )
+from services.gateway.logs.handle import LOGS_COUNTED_MAX
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.scans import cost_of
 from services.gateway.logs.store import LogRows, Orphans
@@ -35,22 +36,22 @@ from services.gateway.logs.store import LogRows, Orphans
 log = logging.getLogger(__name__)
 
 BYTES_PER_S: Final = 16 << 20
-"""Bytes per second that a gateway's rewrites write, and that its indexings read: chosen by
-judgement, so that they take a small part of a disk's bandwidth."""
+"""Maximum bytes per second that a gateway's rewrites write and its indexing reads: a small part of
+a disk's bandwidth (chosen by judgement)."""
 
 READ_BYTES_PER_S: Final = 64 << 20
-"""Bytes per second that a compaction reads while it learns keys or looks for records to remove:
-chosen by judgement, a quarter of a core."""
+"""Maximum bytes per second that a compaction reads to collect keys or to find records to remove.
+At this rate it uses about a quarter of a core (chosen by judgement)."""
 
 _READ_BYTES: Final = 256 << 10
-"""The most bytes of one read of a ledger."""
+"""Maximum bytes of one read of a ledger."""
 
 _STEP_COST: Final = 256 << 10
-"""The most cost that is decoded at once (see `steps`), so that other requests wait little: 20 ms
+"""Maximum cost that is decoded at once (see `steps`), because other requests wait meanwhile: 20 ms
 for records without values (measured). A batch of 10,000 such records takes up to 100 ms."""
 
 _SPOILED_MAX: Final = 1000
-"""The most logs in `_spoiled`; then it is cleared."""
+"""Maximum number of logs in `_spoiled`, which is cleared when full."""
 
 
 class Rewrites:
@@ -71,11 +72,13 @@ class Rewrites:
         self.indexed = 0
         """Ledgers whose keys this gateway has indexed."""
         self.failed = 0
-        """Rewrites, indexings and reads of keys that failed. The next sweep retries most."""
+        """Rewrites, indexing runs and key reads that failed. The next sweep retries most of them."""
+        self.dirty_shares: dict[str, float] = {}
+        """The `dirty_share` of the first LOGS_COUNTED_MAX compacted logs that this process owns."""
         self._wanted: dict[str, None] = {}
-        """Names of logs with ledgers to rewrite or to index, in the order of their turns."""
+        """Names of logs with ledgers to rewrite or to index, in the order of processing."""
         self._spoiled: dict[str, set[int]] = {}
-        """By log, the ledgers that can never be rewritten."""
+        """The ledgers of each log that can never be rewritten."""
         self._pass: PassState | None = None
         """The compaction in progress. Only one runs at a time, because its keys take memory."""
         self._merging: asyncio.Task[None] | None = None
@@ -84,15 +87,26 @@ class Rewrites:
         """Start to merge, compact or index a log's ledgers in the background, if work is due. Does
         nothing if the log has an open ledger and another process owns the log.
         """
+        self._note_dirty(row)
         if self._next(row) is None:
             return
         self._wanted[row.name] = None
         if self._merging is None or self._merging.done():
             self._merging = self.ownership.task(self._merge())
 
+    def _note_dirty(self, row: LogMetadata) -> None:
+        """Note the share of a log's bytes that no pass has compacted yet."""
+        owner, shares = self.ownership.owner(row.name), self.dirty_shares
+        is_mine = row.settings.compacts and owner is not None and owner.is_mine(row)
+        if not is_mine:
+            shares.pop(row.name, None)
+        elif row.name in shares or len(shares) < LOGS_COUNTED_MAX:
+            due = next_pass(row, self.now_ms())
+            shares[row.name] = 0.0 if due is None else due.dirty_share
+
     def _next(self, row: LogMetadata) -> Rewrite | PassState | Indexing | None:
-        """The next work on a log, if this process may do it. Merges of ledgers beyond a pass come
-        before the pass. While the database's clock is in doubt, nothing is compacted.
+        """Return the next work on a log, if this process may do it. Merges of ledgers beyond a
+        compaction pass come first. While the database's clock is in doubt, nothing is compacted.
         """
         owner = self.ownership.owner(row.name)
         if row.unsealed and (owner is None or not owner.is_mine(row)):
@@ -151,8 +165,8 @@ class Rewrites:
             self._wanted[row.name] = None
 
     async def _is_chosen(self, row: LogMetadata) -> bool:
-        """Whether this process rewrites a log's ledgers. If no ledger of the log is open, the log's
-        name chooses one live gateway: of several, all but one would work in vain.
+        """Whether this process rewrites a log's ledgers. If no ledger of the log is open, a hash of
+        the log's name chooses one live gateway, so that no two gateways do the same work.
         """
         if row.unsealed:
             return True
@@ -178,7 +192,7 @@ class Rewrites:
         self._spoiled[row.name] = self._spoiled.get(row.name, set()) & named | {ledger_id}
 
     async def step(self, state: PassState, row: LogMetadata) -> messages.RewriteDone | None:
-        """Take one step of a pass over the log `row`: learn the keys of a dirty ledger, or rewrite
+        """Take one step of a pass over the log `row`: read the keys of a dirty ledger, or rewrite
         some ledgers. Returns the result of the rewrite, or None.
 
         Raises: the errors of the engine.
@@ -195,8 +209,8 @@ class Rewrites:
         return done
 
     async def _learn(self, state: PassState, row: LogMetadata, item: LogItem) -> None:
-        """Note the keys of a dirty ledger. If the ledger can't be read, the pass covers only the
-        earlier ledgers (rule 27d, clause 5).
+        """Add the keys of a dirty ledger to the pass. If the ledger can't be read, the pass covers
+        only the earlier ledgers (rule 27d, clause 5).
         """
         error: Exception | None = None
         try:
@@ -213,7 +227,7 @@ class Rewrites:
 
     async def _read_keys(self, state: PassState, item: LogItem) -> None:
         """Read a ledger's keys at READ_BYTES_PER_S, until the pass accepts no more keys. Raises:
-        BadBatch if the ledger is not whole, and the errors of the engine.
+        BadBatch if the ledger is incomplete, and the errors of the engine.
         """
         engine = self.ownership.ports.engine
         ledger, entry_id = await engine.get(item.ledger_id), 0
@@ -223,7 +237,7 @@ class Rewrites:
             asked = messages.ReadBatches(item.ledger_id, entry_id, ledger.last_entry or 0)
             read = await read_batches(engine, asked, _READ_BYTES)
             if read.is_lost:
-                raise batch.BadBatch("entries are lost")
+                raise batch.BadBatch(f"entries of ledger {item.ledger_id} are lost")
             for entries in steps(read.entries):
                 for _, data in entries:
                     columns = batch.opened(packed.unpack(data))
@@ -236,14 +250,14 @@ class Rewrites:
     async def rewrite(
         self, row: LogMetadata, items: Sequence[LogItem], compaction: Compaction | None = None
     ) -> messages.RewriteDone:
-        """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger. Without a
-        compaction, the rewrite leaves out only expired records.
+        """Replace adjacent sealed ledgers of the log `row` by one ledger. Without a compaction, the
+        rewrite leaves out only expired records.
         """
         compaction = compaction or Compaction(now_ms=self.now_ms())
         return await self._run(row, Rewrite(row, items, compaction))
 
     async def index(self, row: LogMetadata, item: LogItem) -> messages.RewriteDone:
-        """Index the keys of one of the log's own sealed ledgers, as `row` names it."""
+        """Index the keys of a sealed ledger that was created for the log `row`."""
         return await self._run(row, Indexing(row, item))
 
     async def _run(self, row: LogMetadata, machine: Rewrite | Indexing) -> messages.RewriteDone:
@@ -262,8 +276,8 @@ class Rewrites:
 
 
 def steps(entries: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Cut entries to parts of about _STEP_COST, each of which is decoded at once. A compressed
-    batch may unpack to a thousand times its size.
+    """Split entries into parts with a cost of about _STEP_COST, each of which is decoded at once. A
+    compressed batch may unpack to a thousand times its size.
     """
     part, cost = list[tuple[int, bytes]](), 0
     for entry_id, data in entries:
@@ -283,9 +297,9 @@ class _RewriteDriver(LogDriver):
     def __init__(self, rewrites: Rewrites, machine: Rewrite | Indexing, name: str) -> None:
         self._rewrites, self._is_index = rewrites, isinstance(machine, Indexing)
         self._ahead = deque[list[tuple[int, bytes]]]()
-        """Entries that were read but not decoded yet, in the parts of `steps`."""
+        """Entries that were read but not decoded yet, in parts made by `steps`."""
         self._place = -1, -1
-        """The ledger of the entries in `_ahead`, and the first entry there."""
+        """The ledger id and the first entry id of `_ahead`."""
         self._creates = False
         """Whether the creation of the new ledger was requested."""
         self._done: asyncio.Future[messages.RewriteDone] = (
@@ -317,7 +331,7 @@ class _RewriteDriver(LogDriver):
                 options = options_of(row)
                 tag = INDEX_TAG if self._is_index else REWRITE_TAG
                 tags = (*options.tags, (tag, "true"))
-                # The old ledgers, which have all copies, will be deleted (rule 29).
+                # A degraded ledger must not replace ledgers that have all their copies (rule 29).
                 return await self._ports.engine.create(
                     replace(options, tags=tags, allow_degraded=False)
                 )
@@ -333,8 +347,8 @@ class _RewriteDriver(LogDriver):
                 return await super()._ask(question)
 
     async def _read(self, asked: messages.ReadBatches) -> messages.BatchesRead:
-        """Read the entries that the machine's next step decodes. Reads are paced until the new
-        ledger is created; then writes are.
+        """Read the entries that the machine's next step decodes. Reads are rate-limited until the
+        new ledger is created. After that, writes are rate-limited instead.
         """
         if self._place != (asked.ledger_id, asked.first):
             self._ahead.clear()
@@ -356,13 +370,13 @@ class _RewriteDriver(LogDriver):
         for payloads in cut(asked.payloads, SUBMIT_BYTES):
             done = await handle.append(payloads, first)
             if done.first != first:
-                raise WriterLost("an entry did not get the expected id")
+                raise WriterLost(f"the new ledger stored entry {first} as entry {done.first}")
             first += len(payloads)
             await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
 
     async def _swap(self, row: LogMetadata) -> LogMetadata | messages.RowChanged:
-        """Change the log's metadata. The last ledger's writer keeps the place that it has, because
-        copies of one version must not differ (rule 18f).
+        """Change the log's metadata. The last ledger's writer keeps its first offset and lineage,
+        because copies of one version must not differ (rule 18f).
         """
         rewrites = self._rewrites
         try:

@@ -1,4 +1,4 @@
-"""Scans of ledgers without an index of keys: the cost of decoding, and the hashes kept in memory.
+"""Scans of ledgers without an index of keys: a budget for decoding, and a cache of key hashes.
 
 A batch of some hundred bytes may unpack to megabytes. Therefore a request is charged for unpacked
 bytes and records, lets other tasks run in between, and decodes large batches in a thread.
@@ -20,19 +20,19 @@ from services.gateway.logs.values import RECORD_COST
 T = TypeVar("T")
 
 SCANNED_KEYS_BYTES_MAX: Final = 48 << 20
-"""The most memory for hashes of keys of ledgers without an index: chosen by judgement."""
+"""Maximum memory for hashes of keys of ledgers without an index (chosen by judgement)."""
 
 _PAUSE_COST: Final = 64 << 10
-"""After work of this cost, some milliseconds, a request lets other tasks run."""
+"""A request lets other tasks run after work of this cost, which takes some milliseconds."""
 
 _LARGE_COST: Final = 1 << 20
 """Batches of at least this cost are decoded in a thread."""
 
 PIECE_COST: Final = 256 << 10
-"""The most cost of a joined piece: to read a key in a piece, its entries are decoded again."""
+"""Maximum cost of a joined piece, because reading a key decodes the piece's entries again."""
 
 _PIECE_BYTES: Final = 512
-"""Bytes of memory of a piece besides its hashes."""
+"""Memory overhead of a piece besides its hashes, in bytes."""
 
 
 def cost_of(data: Stored) -> int:
@@ -46,7 +46,7 @@ def cost_of(data: Stored) -> int:
 
 
 class Work:
-    """The budget of one request for decoding: `left` is what remains of it."""
+    """The budget of one request for decoding, of which `left` remains."""
 
     def __init__(self, budget: int) -> None:
         """`budget`: unpacked bytes, plus RECORD_COST for each record."""
@@ -73,7 +73,7 @@ class Piece:
     first: int
     after: int
     place: int
-    """How many of the ledger's offsets precede the entry `first`."""
+    """The number of the ledger's offsets before the entry `first`."""
     cost: int
     """The cost of decoding the entries."""
     hashes: "array[int]"
@@ -81,7 +81,7 @@ class Piece:
 
     @classmethod
     def of(cls, first: int, after: int, place: int, cost: int, hashes: Iterable[int]) -> "Piece":
-        """A piece with these hashes, in any order."""
+        """Create a piece with these hashes, given in any order."""
         return cls(first, after, place, cost, array("Q", sorted({*hashes})))
 
     @property
@@ -108,12 +108,12 @@ class Scans:
     def __init__(self) -> None:
         """Starts empty."""
         self._ledgers: OrderedDict[int, list[Piece]] = OrderedDict()
-        """Pieces by ledger: they do not overlap, and ascend."""
+        """The pieces of each ledger, in ascending order and without overlap."""
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self.size = 0
 
     def lock(self, ledger_id: int) -> asyncio.Lock:
-        """A lock with which one request at a time scans a ledger: the next one finds its piece."""
+        """Return the lock of a ledger's scan. The next request then finds the scanned piece."""
         return self._locks.setdefault(ledger_id, asyncio.Lock())
 
     def below(self, ledger_id: int, entry_id: int) -> Piece | None:

@@ -31,23 +31,23 @@ from services.gateway.logs.values import STREAM_PREFIX
 log = logging.getLogger(__name__)
 
 _ROWS_MAX: Final = 2000
-"""Logs whose metadata is cached for reads within sealed ledgers."""
+"""Maximum logs whose metadata is cached for reads within sealed ledgers."""
 
 HEARD_MAX: Final = 10_000
-"""Maximum number of announced logs between two sweeps; beyond it the next sweep reads all logs."""
+"""Maximum announced logs between two sweeps. If there are more, the next sweep reads all logs."""
 RECENT_S: Final = 0.2
-"""How long an answer of the metadata service is reused for further pages of a read, which may be a
-hundred or more. Another gateway's deletion or truncation may stay invisible for this long (chosen
-by judgement, ADR 45 and 48)."""
+"""Time for which an answer of the metadata service is reused for further pages of a read. Another
+gateway's deletion or truncation may stay invisible for this long (chosen by judgement, ADR 45 and
+48)."""
 
 ORPHANS_PER_ROUND_MAX: Final = 100
-"""Orphans deleted per round, chosen by judgement. A deletion may take as long as a timeout."""
+"""Maximum orphans deleted per round (by judgement). A deletion may take as long as a timeout."""
 _PAGE: Final = 1000
-"""Orphans read per round: enough that two gateways seldom delete the same ones."""
+"""Orphans read per round: so many that two gateways seldom delete the same orphans."""
 
 
 _KEPT_MAX: Final = 10_000
-"""Ledgers that have replaced others and whose kept places are remembered."""
+"""Maximum remembered ledgers that have replaced others and whose first offset bookies have."""
 
 
 class MetadataLogs:
@@ -85,7 +85,7 @@ class MetadataLogs:
         return [row for row in let_go if row.ledger_id not in shared]
 
     async def placed_orphans(self, name: str) -> Sequence[int]:
-        """The ledgers that had a place in a log of this name, and that no log or fork names."""
+        """Ledgers that once belonged to a log of this name, and that no log or fork names now."""
         found: list[int] = []
         while page := await self.orphans(
             older_than_s=0, after=found[-1] if found else None, limit=_PAGE, log=name
@@ -94,8 +94,8 @@ class MetadataLogs:
         return found
 
     async def require(self, name: str, has: Callable[[LogMetadata | None], bool]) -> None:
-        """Check that the database still has a change that bookies know of, before the client learns
-        of it. The response to the change may have come from a database that was lost since (rule
+        """Check that the database still has a change that bookies were informed of, before the
+        client gets a response. The database that made the change may have been lost since (rule
         18e). `has` returns whether the log's current metadata (None: there is no log) shows the
         change.
 
@@ -109,7 +109,7 @@ class MetadataLogs:
             raise error.with_outcome(UNKNOWN) from error
         if not has(row):
             raise DatabaseWentBack(
-                "the database lacks a change of the log that it acknowledged",
+                "the database lost an acknowledged change of the log: rebuild the metadata",
                 log=name,
                 outcome=UNKNOWN,
             )
@@ -132,24 +132,24 @@ class MetadataLogs:
         """End a transaction and publish these ledgers, by compare-and-swap of the log's metadata.
 
         Without `log`, or if the transaction ended before, changes no log and returns the first
-        answer. Raises: the reason why the commit is rejected.
+        answer. Raises: the error that rejects the commit.
         """
         done, row = await self._transactions.commit(transaction_id, ledgers, log)
         if done is None:
-            assert row is not None, "a refused compare-and-swap carries the row"
+            assert row is not None, "expected the log's metadata with a rejected change"
             return RowChanged(row)
         return Committed(done, row)
 
 
 def _has_records_of(row: LogMetadata, ledger: LedgerMetadata) -> bool:
-    """Whether a ledger had a place in this log at which the log still has records."""
+    """Whether a ledger once belonged to this log, at offsets that the log still has."""
     created_at = "" if ledger.lineage is None else ledger.lineage.log_created_at
     is_of_log = created_at in {"", row.created_at}
     return is_of_log and (ledger.first_offset or 0) >= row.first_offset
 
 
 class LogRows:
-    """Log metadata from the primary, a cache of what was read, and which logs have changed."""
+    """Reads log metadata from the primary, caches it, and tracks which logs have changed."""
 
     def __init__(self, store: MetadataLogs) -> None:
         """Starts with an empty cache."""
@@ -205,27 +205,27 @@ class LogRows:
         return None if name.startswith(STREAM_PREFIX) else self._rows.get(name, (None,))[0]
 
     def changed(self, name: str) -> None:
-        """Forget the metadata, which this process has changed or deleted. Responses to earlier
-        requests aren't cached either.
+        """Forget metadata that this process has changed or deleted. Responses to earlier requests
+        aren't cached either.
         """
         self._rows.pop(name, None)
         self._changes += 1
 
 
 class Orphans:
-    """Deletes orphans. The metadata service rejects deletions of ledgers in use."""
+    """Deletes orphaned ledgers. The metadata service rejects deletions of ledgers in use."""
 
     def __init__(self, engine: Engine, store: MetadataLogs, index: OffsetIndex) -> None:
         """`index` forgets the offsets of deleted ledgers."""
         self._engine, self._store, self._index = engine, store, index
         self._after: int | None = None
-        """The next round reads the orphans after this ledger; None: from the first one on."""
+        """The next round begins after this ledger; None means at the first orphan."""
         self._kept: set[int] = set()
-        """Ledgers that have replaced others and whose places bookies keep."""
+        """Ledgers that have replaced others, and whose first offsets bookies have stored."""
 
     async def released(self, row: LogMetadata) -> Sequence[LedgerMetadata]:
         """The existing ledgers that the log, or earlier logs of its name, have released. Ledgers
-        whose records the log still has are left out: another ledger has replaced them (rule 27c).
+        that another ledger of the log has replaced are left out (rule 27c).
 
         Raises: the error of the request, with outcome `unknown`, as `unshared` does.
         """
@@ -253,12 +253,13 @@ class Orphans:
         writer can't continue (rule 27).
 
         Raises: OwnedByLog; NoSuchLedger if another gateway deletes it meanwhile; the errors of a
-        recovery; EntryUnavailable if not all members of the ledger that has replaced it know that.
+        recovery; EntryUnavailable if a bookie has not stored the first offset of its replacement.
         """
         for ledger in await self._engine.existing([ledger_id]):
             row = None if ledger.first_offset is None else await self._row(ledger.log)
             if not await self._store.unshared([ledger]):
-                raise OwnedByLog("a fork names the ledger", ledger_id=ledger_id, log=ledger.log)
+                detail = "a fork of the log still has the ledger: delete the fork first"
+                raise OwnedByLog(detail, ledger_id=ledger_id, log=ledger.log)
             await self._delete(ledger, row, set())
 
     async def _row(self, name: str | None) -> LogMetadata | None:
@@ -270,16 +271,16 @@ class Orphans:
     async def _delete(
         self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
     ) -> None:
-        """Delete a ledger. If it had a place, its log's metadata was read after the ledger's, and
-        only then the names of forks: so no log or fork can name the ledger again. `unkept` collects
-        ledgers whose places could not be kept.
+        """Delete a ledger. If it belonged to a log, the caller has read the ledger's metadata, then
+        the log's, and then the names of forks. So no log or fork can name the ledger again.
+        `unkept` collects ledgers whose first offsets bookies could not store.
         """
         ledger_id = ledger.ledger_id
         await self._keep_place(ledger, row, unkept)
         is_closed = ledger.state is State.CLOSED
         closed = ledger if is_closed else await self._engine.recover(ledger_id)
         if ledger.first_offset is not None:
-            # Before a later truncation is answered, which finds only existing ledgers (rule 18e).
+            # Sent before the deletion, as a later truncation finds only existing ledgers (rule 18e).
             await self._engine.notify_deleted([closed])
         await self._store.delete_unnamed(ledger_id)
         if ledger.first_offset is None:
@@ -289,18 +290,20 @@ class Orphans:
     async def _keep_place(
         self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
     ) -> None:
-        """Let bookies keep the place of the ledger that has replaced this one: if the database were
-        lost, no other ledger would have its records (rule 27c). Raises: EntryUnavailable, OwnedByLog.
+        """Have bookies store the first offset of the ledger that has replaced `ledger`, and alone
+        has the records (rule 27c). Raises: EntryUnavailable, OwnedByLog.
         """
         if row is None or ledger.first_offset is None:
             return
         if row.item_of(ledger.ledger_id) is not None:
-            raise OwnedByLog("the log names the ledger", ledger_id=ledger.ledger_id, log=ledger.log)
+            detail = "the log still has the ledger: truncate the log to release it"
+            raise OwnedByLog(detail, ledger_id=ledger.ledger_id, log=ledger.log)
         item = row.item_at(ledger.first_offset) if _has_records_of(row, ledger) else None
         if item is None or not item.replaced or item.ledger_id in self._kept:
             return
         if item.ledger_id in unkept:
-            raise EntryUnavailable("the place is not kept yet", ledger_id=item.ledger_id)
+            detail = "bookies have not stored the ledger's first offset yet: retry later"
+            raise EntryUnavailable(detail, ledger_id=item.ledger_id)
         unkept.add(item.ledger_id)
         await self._engine.keep_place(item.ledger_id)
         unkept.discard(item.ledger_id)

@@ -1,4 +1,4 @@
-"""Subscriptions of streams at one gateway: requests about them, and their wakes (ADR 58).
+"""Serves subscriptions of streams at one gateway, and sends their wakes (ADR 58).
 
 The owner of the log of subscriptions (`keeper.py`) follows the ends of all linked streams, makes
 wakes and sends them through `Send`. The owner's decisions are stored in the rows, so another
@@ -41,7 +41,7 @@ from services.gateway.logs.values import STREAM_PREFIX, stream_name, stream_path
 log = logging.getLogger(__name__)
 
 DELIVERIES_MAX: Final = 64
-"""Maximum concurrent deliveries of this gateway. Each has a connection. Chosen by judgement."""
+"""Maximum concurrent deliveries of this gateway. Each uses a connection. Chosen by judgement."""
 SLOW_DELIVERIES_MAX: Final = 64
 """Maximum concurrent deliveries to receivers whose last delivery was slow or failed. The bound is
 separate, so that slow receivers can't keep the others waiting. Chosen by judgement.
@@ -49,19 +49,19 @@ separate, so that slow receivers can't keep the others waiting. Chosen by judgem
 _SLOW_S: Final = 1.0
 """A delivery that takes longer counts as slow. Chosen by judgement."""
 _OWNER_S: Final = 1.0
-"""How often a gateway checks that the log of subscriptions has an owner. By judgement."""
+"""Interval at which a gateway checks that the log of subscriptions has an owner. By judgement."""
 _ALL_S: Final = 300.0
-"""How often the owner lists all streams, as the sweep does, in case a notification was lost."""
+"""Interval at which the owner lists all streams, in case a notification was lost."""
 _FOLLOW_S: Final = 60.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
 """The pause after a stream has grown, so that a busy stream is not read for each record."""
 _PER_LINK_S: Final = 0.0005
-"""The pause before a wake, times the subscription's number of streams. Chosen by judgement."""
+"""The pause before a wake, for each stream of the subscription. Chosen by judgement."""
 _PAGE: Final = 1000
 _AT_ONCE: Final = 16
 _MATCHES_AT_ONCE: Final = 1000
-"""Comparisons of a name with a pattern before other tasks get a turn. Chosen by judgement."""
+"""Maximum comparisons of names with patterns before other tasks may run. Chosen by judgement."""
 
 _StreamKey = tuple[str, str]
 """A stream's log, and the log's creation time."""
@@ -76,7 +76,7 @@ Send = Callable[[Subscription], Awaitable[bool]]
 
 
 class SubscriptionService(RowService[Subscription]):
-    """Serves this gateway's requests about subscriptions, and makes wakes as the owner."""
+    """Serves this gateway's requests about subscriptions. As the owner, also makes wakes."""
 
     def __init__(
         self, logs: Any, reader: LogReader, consumers: Consumers, list_logs: Any, **ports: Any
@@ -94,15 +94,15 @@ class SubscriptionService(RowService[Subscription]):
         self._slow: set[str] = set()
         """The secrets of subscriptions whose last delivery was slow."""
         self._known: dict[Key, Subscription] = {}
-        """The rows as they were when this owner last compared them (`_track`)."""
+        """The rows with which this owner last compared the current rows (`_track`)."""
         self._drivers: dict[Key, asyncio.Task[None]] = {}
         self._pokes: dict[Key, asyncio.Event] = {}
         self._linking: dict[str, set[Key]] = {}
-        """By name of a stream, the subscriptions that link it, even if it does not exist."""
+        """The subscriptions that link each stream, by the stream's name. It may not exist."""
         self._users: dict[_StreamKey, set[Key]] = {}
         self._followers: dict[_StreamKey, asyncio.Task[None]] = {}
         self._changes: dict[str, set[asyncio.Event]] = {}
-        """By log, the events to set when the metadata of a followed stream changes."""
+        """The events to set when a followed stream's metadata changes, by the name of its log."""
         self._ends: dict[_StreamKey, int] = {}
         self._is_owner = False
         self._discovery = Discovery()
@@ -119,24 +119,25 @@ class SubscriptionService(RowService[Subscription]):
     def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
         del request
         is_own = error.log == SUBSCRIPTIONS_LOG
-        return errors.NoSuchSubscription("there are no subscriptions") if is_own else error
+        return errors.NoSuchSubscription("the cluster has no subscription") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
-        """Do nothing: the owner of the subscriptions itself notices that a stream was deleted."""
+        """Do nothing, because the owner of the subscriptions itself notices deleted streams."""
 
     # --- requests --------------------------------------------------------------------------------
 
     async def put(
         self, name: str, settings: SubscriptionSettings, origin: str
     ) -> tuple[Subscription, bool]:
-        """Create a subscription that begins at the ends of its streams, or confirm its settings.
-        Returns it, and whether it is new. Raises: SubscriptionExists, TooManySubscriptions.
+        """Create a subscription that begins at its streams' ends, or confirm its settings. Returns
+        the row, and whether it is new. Raises: SubscriptionExists, TooManySubscriptions.
         """
         with contextlib.suppress(errors.NoSuchSubscription):
             known = await self.look(name)
             if known.settings == settings:
                 return known, False
-            raise errors.SubscriptionExists("the subscription exists with another configuration")
+            detail = "the subscription exists with another configuration: delete it first"
+            raise errors.SubscriptionExists(detail)
         links = {each.log: each for each in await self._links(settings.streams)}
         if settings.pattern:
             found = await self._matching(settings)
@@ -150,8 +151,8 @@ class SubscriptionService(RowService[Subscription]):
         return row if row.links else await self.look(name), is_new  # a copy's answer has no links
 
     async def signing_key(self, *, creates: bool = True) -> str:
-        """The secret from which all gateways derive the key that signs deliveries. If there is no
-        secret yet, `creates` makes one. Raises: NoSuchSubscription without `creates`.
+        """Return the secret from which all gateways derive the key that signs deliveries. Creates a
+        missing secret if `creates`, otherwise raises NoSuchSubscription.
         """
         asked = subscriptions.SigningKey(uuid4().hex + uuid4().hex if creates else "")
         row: Subscription = await self.ask(asked, _quorum_of_streams() if creates else None)
@@ -163,8 +164,8 @@ class SubscriptionService(RowService[Subscription]):
         return row
 
     async def link(self, row: Subscription, streams: Sequence[str]) -> None:
-        """Add explicit streams, which begin at their ends. A stream that the pattern also matches
-        begins where the pattern links it. Raises: TooManySubscriptions.
+        """Add explicit streams, which begin at their ends. A stream that also matches the pattern
+        begins at the offset of the pattern's link. Raises: TooManySubscriptions.
         """
         links = (
             replace(each, acked=0, is_glob=True) if is_matching(row.settings, each.log) else each
@@ -180,7 +181,7 @@ class SubscriptionService(RowService[Subscription]):
         *,
         is_known: bool = False,
     ) -> Subscription:
-        """Decide the request that `make` makes from the ends of a subscription's streams. The ends
+        """Decide a request, which `make` builds from the ends of a subscription's streams. The ends
         of the `acked` streams must be readable. `is_known`: try first with the ends in the row.
         Raises: AlreadyClaimed, NoPendingWork, WakeFenced, InvalidOffset, and the errors of reads.
         """
@@ -199,7 +200,7 @@ class SubscriptionService(RowService[Subscription]):
     async def _read_ends(
         self, row: Subscription, needed: frozenset[str], *, is_fresh: bool
     ) -> Ends:
-        """Read the ends of a subscription's streams, without those that the row already has.
+        """Read the ends of a subscription's streams, except the ends that the row already has.
         Streams that can't be read are left out. Raises: the errors of reads of `needed` streams.
         """
         room = asyncio.Semaphore(_AT_ONCE)
@@ -222,7 +223,7 @@ class SubscriptionService(RowService[Subscription]):
         return tuple(each for each in found if each is not None)
 
     async def _links(self, names: Iterable[str]) -> list[Link]:
-        """Explicit links that begin at the streams' ends, or at 0 if a stream does not exist."""
+        """Return explicit links that begin at the streams' ends, or at 0 for missing streams."""
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def link(name: str) -> Link:
@@ -235,7 +236,7 @@ class SubscriptionService(RowService[Subscription]):
         return list(await asyncio.gather(*map(link, names)))
 
     async def _matching(self, settings: SubscriptionSettings) -> list[str]:
-        """The existing streams that a pattern matches, at most as many as may be linked."""
+        """Return the existing streams that a pattern matches, up to the maximum of links."""
         found: list[str] = []
         async with contextlib.aclosing(self._streams(literal(settings.pattern))) as pages:
             async for rows in pages:
@@ -261,7 +262,7 @@ class SubscriptionService(RowService[Subscription]):
     # --- the owner -------------------------------------------------------------------------------
 
     def begin(self, send: Send) -> None:
-        """Make wakes whenever this process owns the log of subscriptions."""
+        """Send wakes through `send` whenever this process owns the log of subscriptions."""
         self._send = send
 
     def heard(self, name: str) -> None:
@@ -441,7 +442,7 @@ class SubscriptionService(RowService[Subscription]):
                 del self._changes[stream[0]]
 
     async def _followed(self, stream: _StreamKey, changed: asyncio.Event) -> float:
-        """Read a stream's end, and wait until it may have grown. Returns a pause in seconds."""
+        """Read a stream's end, and wait until the stream may have grown. Returns a pause (in s)."""
         name, created = stream
         try:
             async with self._rows_room:
@@ -452,7 +453,7 @@ class SubscriptionService(RowService[Subscription]):
                 for key in self._users.get(stream, ()):
                     self._poke(key)
             if is_closed or not _is_written(row):
-                # It grows only after a change of its metadata. `gap` sets the event too.
+                # The stream grows only after a metadata change, which sets the event, as `gap` does.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_ALL_S * random.uniform(0.5, 1.0)):  # noqa: S311
                         await changed.wait()
@@ -488,7 +489,7 @@ class SubscriptionService(RowService[Subscription]):
             self._discovery.gap()
 
     def _wanting(self, name: str) -> Iterable[Subscription]:
-        """The subscriptions that link a stream, or whose pattern matches it and which have room."""
+        """Yield the subscriptions that link a stream, or that match it and have room for a link."""
         linking = self._linking.get(name, ())
         yield from (self._known[key] for key in linking)
         if self.links < LINKS_MAX:
@@ -498,7 +499,7 @@ class SubscriptionService(RowService[Subscription]):
                     yield row
 
     async def _discover(self, name: str) -> None:
-        """Update the links of all subscriptions that want a stream to its present creation."""
+        """Update all subscriptions' links to a stream to the log that has the stream's name now."""
         try:
             async with self._rows_room:
                 created = (await self._reader.rows.row(name)).created_at
@@ -535,11 +536,11 @@ class SubscriptionService(RowService[Subscription]):
                     await poke.wait()
 
     async def _step(self, row: Subscription) -> float | None:
-        """Do the next due step. Returns the seconds to wait for a change; None for no limit."""
+        """Take the next due step. Returns the seconds to wait for a change; None for no limit."""
         wait_s = row.wait_ms(self._wall_ms()) / 1000
         match row.phase:
             case Phase.IDLE if not wait_s and row.pending(self._ends_of(row)):
-                # Larger rows are written less often.
+                # The more streams a row has, the less often it is written.
                 await asyncio.sleep(len(row.links) * _PER_LINK_S)
                 wake = subscriptions.Wake(row.id, row.secret, new_wake(), self._ends_of(row))
                 return await self._asked(wake)
@@ -566,14 +567,14 @@ class SubscriptionService(RowService[Subscription]):
         )
 
     def _room_of(self, row: Subscription) -> contextlib.AbstractAsyncContextManager[Any]:
-        """The semaphore that bounds a delivery. An announcement is an append, and has no bound."""
+        """The semaphore that limits deliveries. A pull wake is an append, which needs no limit."""
         if row.settings.kind == Kind.PULL:
             return contextlib.nullcontext()
         return self._slow_room if row.attempts or row.secret in self._slow else self._room
 
     async def _delivered(self, row: Subscription) -> Any:
-        """Send a wake. Returns the request that records the result; None without a delivery if the
-        row has changed since.
+        """Send a wake. Returns the request that records the result. If the row has changed since,
+        sends nothing and returns None.
         """
         assert self._send is not None
         async with self._room_of(row):
@@ -615,7 +616,7 @@ class SubscriptionService(RowService[Subscription]):
 
     @property
     def oldest_ms(self) -> int:
-        """The age of the oldest undelivered wake, if this process owns the log; 0 without one."""
+        """The age of the oldest undelivered wake; 0 if there is none, or if this is not the owner."""
         due = [row.woken_ms for row in self._known.values() if row.phase == Phase.DUE]
         return max(0, self._wall_ms() - min(due)) if due else 0
 
@@ -635,7 +636,7 @@ def literal(pattern: str) -> str:
 
 
 def is_matching(settings: SubscriptionSettings, name: str) -> bool:
-    """Whether a pattern matches a stream's path. `*` is one segment, `**` any number of them."""
+    """Whether a pattern matches a stream's path. `*` matches one segment, `**` any number."""
     if not settings.pattern or name == settings.wake_log:
         return False
     prefix, runs = _compiled(settings.pattern)
@@ -689,14 +690,14 @@ def _is_written(row: LogMetadata) -> bool:
 
 
 def _asks(row: Subscription, log: LogMetadata) -> bool:
-    """Whether a subscription that wants a stream has no link to its present creation."""
+    """Whether a subscription must add or change its link to a stream."""
     is_match = is_matching(row.settings, log.name)
     found = subscriptions.discovered(row, log.name, log.created_at, is_match=is_match)
     return found is not None
 
 
 def _streams_of(row: Subscription | None) -> set[_StreamKey]:
-    """The streams that a subscription links and that exist."""
+    """The existing streams that a subscription links."""
     return (
         set() if row is None else {(each.log, each.created) for each in row.links if each.created}
     )

@@ -1,8 +1,8 @@
 """Background work for logs: rolls by time, retention, merges, logs of lost owners, and orphans.
 
 Every gateway watches all logs. A sweep reads the metadata of logs that have changed, and of logs
-for which something is due. Now and then it reads all logs. The owner rolls by time and applies the
-retention. If the owner is gone, the log's last ledger is sealed, so that its records are readable
+with due work. Some sweeps read all logs. The owner rolls by time and applies the retention. If the
+owner is gone, the log's last ledger is sealed, so that its records are readable
 (docs/guides/logs.md); the retention applies to such logs too. A separate task deletes orphans,
 because there may be thousands, and logs must not wait for them. Concurrent sweeps do no harm,
 because the compare-and-swap decides. The owner of the committed offsets measures consumer lag from
@@ -41,7 +41,7 @@ class Sweep:
         self._watched: dict[str, _Watch] = {}
         self._alive: dict[str, bool] = {}
         self._all_at_s = 0.0
-        """When all logs are read next."""
+        """The time of the next sweep that reads all logs, by the event loop's clock."""
 
     async def run(self) -> None:
         """Sweep the logs for ever. The next round retries failures."""
@@ -86,7 +86,7 @@ class Sweep:
                 *await self._due(),
             }
             is_late = asyncio.get_running_loop().time() >= self._all_at_s
-            # To read a log by itself costs about as much as ten logs of a list.
+            # A read of a single log costs about as much as a list of ten logs.
             if heard is None or is_late or 10 * len(wanted) > len(self._watched):
                 await self._sweep_all()
             elif not wanted:
@@ -135,8 +135,8 @@ class Sweep:
         self._logs.lags.see(name, None)
 
     async def _due(self) -> Sequence[str]:
-        """The logs whose writer is gone, or whose oldest records are too old. Also deletes expired
-        logs, replaces keepers that are gone, and rolls logs by time.
+        """Return the logs whose writer is gone, or whose oldest records are too old. Also deletes
+        expired logs, replaces expiry keepers that are gone, and rolls logs by time.
         """
         ownership, now_ms, due = self._logs.ownership, self._now_ms(), []
         now = ownership.now()
@@ -156,7 +156,7 @@ class Sweep:
         return due
 
     def _now_ms(self) -> int:
-        """The database's time, by which ledgers were sealed too, because a deletion is final."""
+        """The database's time, which also set the seal times; 0 if it must not decide deletions."""
         return (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
 
     async def _is_alive(self, writer: Writer | None) -> bool:
@@ -172,7 +172,7 @@ class Sweep:
         return expiry is None or await sweep(name, expiry, self._is_alive)
 
     async def _sweep_log(self, row: LogMetadata) -> None:
-        """Do what is due for a log by metadata that was just read, and watch the log."""
+        """Do the due work for a log whose metadata was just read, and watch the log."""
         self._logs.lags.see(row.name, row)
         try:
             await self._work_on(row, self._watched.setdefault(row.name, _Watch()))
@@ -210,19 +210,19 @@ class Sweep:
 
 @dataclass(slots=True)
 class _Watch:
-    """The part of a log's metadata by which a sweep decides when to read all of it again."""
+    """The parts of a log's metadata that decide when a sweep reads the metadata again."""
 
     ledger_id: int | None = None
     """The last ledger, if it is open."""
     writer: Writer | None = None
-    """The writer of that ledger."""
+    """The writer of the ledger `ledger_id`."""
     expiry: Expiry | None = None
     release_ms: float = math.inf
-    """When the oldest ledger is too old, by the database's clock."""
+    """The time at which retention by age releases the oldest ledger, by the database's clock."""
 
 
 def _release_ms(row: LogMetadata) -> float:
-    """When retention by age next releases a ledger."""
+    """The time at which retention by age next releases a ledger."""
     age_s = row.settings.retention_seconds
     if not age_s or retained_from(row, now_ms=sys.maxsize) == row.first_offset:
         return math.inf

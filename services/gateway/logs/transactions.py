@@ -1,8 +1,8 @@
 """Transactions at this gateway: begin, write, commit and abort.
 
-Task attempts write and close a transaction's ledgers, each in one process. The ledgers store record
-batches, as a log does. Readers see the ledgers once a commit has published them on the log, through
-the log's owner (rule 28). Ledgers that are not published are fenced and deleted.
+Attempts of tasks write and close a transaction's ledgers; one process writes each ledger. The
+ledgers store record batches, as a log does. Readers see the ledgers once a commit has published
+them through the log's owner (rule 28). Unpublished ledgers are fenced and deleted.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from services.gateway.logs.store import MetadataLogs
 log = logging.getLogger(__name__)
 
 _COPIES_S: Final = 5.0
-"""How long a commit waits for copies of its ledgers' metadata to be sent, chosen by judgement.
-Sending continues afterwards (rule 18f, clause 3)."""
+"""Maximum time for which a commit waits until copies of its ledgers' metadata are sent (chosen by
+judgement). Sending continues afterwards (rule 18f, clause 3)."""
 
 EXPIRES_IN_S: Final = 3600
-"""Default lifetime: longer than a stage computes before its first append (by judgement)."""
+"""Default lifetime, longer than a Spark stage runs before its first append (by judgement)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionAttempt:
-    """A transaction's attempt at one partition, which writes ledgers."""
+    """One attempt of a task to write one partition of a transaction."""
 
     transaction: str
     partition: int | None = None
@@ -72,7 +72,7 @@ class Transactions:
         custom: tuple[tuple[str, str], ...] = (),
         once: Once | None = None,
     ) -> LedgerMetadata:
-        """Create a ledger with the log's settings, which only this process writes.
+        """Create a ledger with the log's settings. This process is the ledger's only writer.
 
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         NotEnoughBookies.
@@ -108,7 +108,7 @@ class Transactions:
         try:
             done = await self._engine.appends.append_batch(ledger_id, data, expect=expect)
         except errors.QuorumLogError:
-            # If the transaction has ended, raise that error: its ledgers were fenced and deleted.
+            # If the transaction has ended, its ledgers were fenced and deleted: raise that error.
             await check
             raise
         finally:
@@ -124,7 +124,7 @@ class Transactions:
         overwrite: bool = False,
         token: int | None = None,
     ) -> Transaction:
-        """Publish these ledgers on the log, once, and delete the transaction's other ledgers.
+        """Publish these ledgers on the log exactly once; delete the transaction's other ledgers.
 
         A retry gets the first answer. Raises: NoSuchTransaction, TransactionAborted, LogFenced,
         InvalidRequest, NoSuchLog, LogClosed; TransactionCommitted if other ledgers were published.
@@ -134,7 +134,7 @@ class Transactions:
             _check_names(found, ledgers)
         if found.is_open and (ledgers or overwrite):
             if overwrite:
-                # A refusal by the metadata service would end the log's owner.
+                # Checked before, because a rejection by the metadata service would end the owner.
                 check_unprotected(await self._store.get(found.log))
             try:
                 call = Publish(transaction_id, ledgers, overwrite, token)
@@ -152,8 +152,8 @@ class Transactions:
         return done
 
     async def _copy_places(self, done: Transaction) -> None:
-        """Send members copies of the published ledgers' places in the log (rule 18f). A retry sends
-        the copies again, because the first gateway may have ended before it sent them.
+        """Send bookies copies of the published ledgers' first offsets (rule 18f). A retry sends the
+        copies again, because the first gateway may have ended before it sent them.
         """
         if done.ledgers:
             work = self._engine.copy_rows([ledger.ledger_id for ledger in done.ledgers])
@@ -164,7 +164,7 @@ class Transactions:
     ) -> Transaction:
         """End a transaction without publishing ledgers, or get the first answer if it has ended."""
         done = await self._store.commit(transaction_id, ledgers, None)
-        assert not isinstance(done, RowChanged), "no row was to be changed"
+        assert not isinstance(done, RowChanged), "expected a commit that changes no log"
         return done.transaction
 
     async def abort(self, transaction_id: str) -> Transaction:
@@ -184,7 +184,7 @@ class Transactions:
 
 
 class _Checks:
-    """Checks that transactions are OPEN: one request for all appends that arrived before it."""
+    """Checks that transactions are OPEN, with one request for all appends that wait for it."""
 
     def __init__(self, client: TransactionClient) -> None:
         self._client = client
@@ -192,7 +192,7 @@ class _Checks:
         self._next: dict[str, asyncio.Task[TransactionState]] = {}
 
     async def check(self, transaction_id: str) -> None:
-        """Raise unless the transaction is OPEN, by a request that is sent after this call began."""
+        """Raise unless the transaction is OPEN. The request for the state is sent after this call."""
         following = self._next.get(transaction_id)
         if following is None:
             following = asyncio.create_task(self._ask(transaction_id))
@@ -200,7 +200,7 @@ class _Checks:
         try:
             state = await asyncio.shield(following)
         except errors.MetadataUnavailable as error:
-            # The records may be in the ledger, but whether they count is unknown.
+            # The records may be in the ledger, but the transaction may have ended.
             raise errors.MetadataUnavailable(error.detail, outcome=errors.UNKNOWN) from error
         if state is not TransactionState.OPEN:
             raise _ended(state)
@@ -232,7 +232,7 @@ def tags_of(whose: TransactionAttempt) -> tuple[tuple[str, str], ...]:
 
 def _check_names(found: Transaction, ledgers: Sequence[Sealed]) -> None:
     """Raise InvalidRequest if a commit names another transaction's ledger, or one ledger twice. The
-    check comes first, because the log's owner drains its appends for a commit.
+    owner would find this too, but only after it has drained its appends for the commit.
     """
     known = {ledger.ledger_id for ledger in found.ledgers}
     seen: set[int] = set()
@@ -257,6 +257,6 @@ def _ended(state: TransactionState) -> errors.QuorumLogError:
 
 
 def _retrieved(task: "asyncio.Future[None] | asyncio.Task[TransactionState]") -> None:
-    """Keep asyncio from logging an error as never retrieved, if its waiter is gone."""
+    """Retrieve a task's error, so that asyncio doesn't log the error if its waiter is gone."""
     if not task.cancelled():
         task.exception()

@@ -14,7 +14,7 @@ from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.interface import LedgerView
 
 CREATED_AT: Final = r"[0-9a-fT:.Z-]{1,40}"
-"""Pattern of `created_at`, which tells a log from others of the same name (rule 27b)."""
+"""Pattern of `created_at`, which distinguishes logs of the same name (rule 27b)."""
 
 STREAM_PREFIX: Final = "durable-stream."
 """Reserved prefix of the logs that back streams; clients can't create other logs with it."""
@@ -27,15 +27,15 @@ RECORD_COST: Final = 64
 """Bytes charged for each record besides its own bytes, to bound a page of empty records."""
 
 _EXPIRED_BYTES_MAX: Final = 16 << 20
-"""A page ends after this many bytes of batches with expired records: chosen by judgement."""
+"""A page ends after this many bytes of batches with expired records (chosen by judgement)."""
 
 _SHRINKS: Final = 4
-"""Expected compression ratio of batches until the first batch is read. If this is too low, a page
-needs another read from bookies. If it is too high, a read returns too much."""
+"""Expected compression ratio of batches until the first batch is read. If this ratio is too high, a
+page needs another read from bookies. If the ratio is too low, a read returns too much."""
 
 
 def stream_name(path: str) -> str:
-    """The name of a stream's log, after the prefix: each byte of the path's UTF-8, except letters,
+    """The name of a stream's log, without the prefix. Each byte of the path's UTF-8, except letters,
     digits, `.` and `-`, becomes `_` and two hexadecimal digits. Raises: UnicodeEncodeError.
     """
     return _ESCAPED.sub(lambda found: b"_%02X" % found[0][0], path.encode()).decode()
@@ -61,12 +61,12 @@ class Last:
 
 
 Start = int | Literal["earliest", "latest"] | Since | Last
-"""Where a read of a log begins. A number is an offset."""
+"""The start of a read of a log. A number is an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """One record as a reader gets it. `timestamp_ms` is the record's own or its append time."""
+    """One record that a read returns. `timestamp_ms` is the record's own time or its append time."""
 
     offset: int
     timestamp_ms: int
@@ -77,10 +77,10 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogBatches:
-    """A page of records in order, possibly empty: the records at the offsets `first` to `next` - 1
-    that exist and match the read's filter.
+    """A page of records in order, possibly empty. It has the records at the offsets `first` to
+    `next` - 1 that exist and match the read's filter.
 
-    `next` is where to continue, in the log that was created at `created_at` and begins at
+    The next page begins at `next`, in the log that was created at `created_at` and begins at
     `first_offset`. `closed`: the log is closed and ends at `next`. `is_at_end`: `next` was the
     log's end when the page was read. `is_full`: the page ends because of its size limits, and not
     because the log ends or a record is unavailable. A cached page has no batches.
@@ -137,12 +137,11 @@ class LogBatches:
 
 
 class Page:
-    """The page that a read fills: so far `count` records below the offset `at`. `row` is the log
-    metadata that the read uses.
+    """The page that a read fills, so far with `count` records below the offset `at`. `row` is the
+    log metadata that the read uses.
 
-    Metadata is fresh if it was fetched after this read began. Older metadata is used only for a
-    fact that never changes: which records a closed ledger has. Only fresh metadata proves that the
-    log ends.
+    Metadata is fresh if it was fetched after this read began. Older metadata is used only to find
+    the records of closed ledgers, which never change. Only fresh metadata proves that the log ends.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class Page:
         self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
         self.created_at = created_at
         self.asked_s = float("-inf")
-        """When this read requested the metadata; -inf if it uses older metadata."""
+        """The time at which this read requested the metadata; -inf if it uses older metadata."""
         self.first = self.at = at
         """The offset at which the page begins, and the next offset to read. Offsets of removed
         records lie in between (rule 27d)."""
@@ -174,7 +173,7 @@ class Page:
         self.batches: list[StoredBatch] = []
         self._rest = max_bytes // _REST
         self.is_whole = False
-        """Whether batches are kept whole: the page ends with the batch that exceeds `max_bytes`."""
+        """Whether batches are kept whole, so the page ends with the batch that exceeds `max_bytes`."""
         self.is_cut = False
         """Whether the page ends early, before a record that this read will not fetch."""
         self.stored = 1
@@ -184,8 +183,8 @@ class Page:
         self.is_over = False
         """Whether the page's last batch ends the log (rule 25b)."""
         self.stop: int | None = None
-        """Where the log's part of the current ledger ends, if the metadata says so. In a ledger
-        that a fork shares, records of other logs may follow (rule 27a)."""
+        """The end offset of the log's part of the current ledger, if the metadata has it. In a
+        ledger that a fork shares, records of other logs may follow (rule 27a)."""
         self.view: LedgerView | None = None
         """The ledger that was read last, with its acknowledged end at that time."""
         self.news: LedgerView | None = None
@@ -210,7 +209,7 @@ class Page:
         return self.own(1) <= 0
 
     def own(self, count: int) -> int:
-        """How many of the current ledger's next `count` records belong to the log (rule 27a)."""
+        """The number of the ledger's next `count` records that belong to the log (rule 27a)."""
         return count if self.stop is None else min(count, self.stop - self.at)
 
     @property
@@ -225,8 +224,8 @@ class Page:
         return max(self.bytes_left * self.stored // self.plain, 1)
 
     def take(self, item: LogItem, entry_id: int, data: batch.Stored) -> Columns:
-        """Add an entry's records from `at` on, as far as the page has room. Returns all of its
-        records. Raises: BadBatch.
+        """Add an entry's records from `at` on, as far as the page has room. Returns all records of
+        the entry. Raises: BadBatch.
         """
         plain = packed.unpack(data)
         self.stored += len(data)

@@ -1,7 +1,7 @@
-"""Logs as clients see them: their metadata, and their ends, which only their owners know.
+"""Builds the views of logs that clients get: their metadata, and their ends from the logs' owners.
 
-A listing asks each gateway once which of the listed logs it owns and where they end. Logs without
-an answer are asked about one by one, because their owner is gone or is changing.
+A listing sends each gateway one request for the ends of the listed logs that the gateway owns. The
+other ends are requested one by one, because the owners of these logs are gone or changing.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from services.gateway.logs.reading import LogReader
 from services.gateway.logs.store import MetadataLogs
 
 _AT_ONCE: Final = 32
-"""Logs of a page whose ends are requested concurrently, if their owners don't answer."""
+"""Maximum logs of a page whose ends are requested concurrently, if their owners don't answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class LogViews:
         prefix: str = "",
         shown: tuple[str, ...] | None = None,
     ) -> tuple[list[LogView], str | None]:
-        """A page of logs by name, and the next page's `after`. `shown`: `Caller.listed`."""
+        """A page of logs sorted by name, and the next page's `after`. `shown`: `Caller.listed`."""
         list_page = partial(self._store.list, limit=limit, prefix=prefix, shown=shown)
         listed, following = await list_page(after=after)
         while following is not None and all(row.name in OWN_LOGS for row in listed):
@@ -67,7 +67,7 @@ class LogViews:
         rows = [row for row in listed if row.name not in OWN_LOGS]
         if following in OWN_LOGS:
             following = rows[-1].name
-        # Ends read after the metadata include all that was acknowledged before this call.
+        # Ends read after the metadata cover all records acknowledged before this call.
         found = await self._of_owners(rows)
         room = asyncio.Semaphore(_AT_ONCE)
 
@@ -80,7 +80,7 @@ class LogViews:
         return [found[row.name] for row in rows if row.name in found], following
 
     async def view(self, row: LogMetadata) -> LogView:
-        """The view of one log, by this metadata. Raises: NoSuchLog, LogReplaced."""
+        """Return the view of the log `row`. Raises: NoSuchLog, LogReplaced."""
         states = {item.ledger_id: State.CLOSED for item in row.items}
         writer: Writer | None = None
         for item in row.unsealed:
@@ -98,7 +98,7 @@ class LogViews:
         return LogView(row, end, writer, states)
 
     def ends_here(self, heads: Iterable[LogHead]) -> dict[str, int]:
-        """The ends of those logs whose heads name a last ledger that this process writes."""
+        """The ends of the logs among `heads` whose last ledger this process writes."""
         ends = {}
         for head in heads:
             owner = self._ownership.owner(head.name)
@@ -140,7 +140,7 @@ class LogViews:
 
 
 def head_to_ask(row: LogMetadata) -> LogHead | None:
-    """The head by which to ask a log's owner for the end; None if no owner needs to be asked."""
+    """The head to send to a log's owner in a request for the end; None if no request is needed."""
     return LogHead.of(row) if row.unsealed == row.items[-1:] != () else None
 
 

@@ -18,7 +18,7 @@ CONTENT_TYPE_CHARS_MAX: Final = 255
 _CONTENT_TYPE: Final = "durable-stream.content-type"
 _EXPIRES_AT: Final = "durable-stream.expires-at"
 _BEGINS: Final = "durable-stream.begins"
-"""What the creation puts into the stream, which does not exist until its log has it."""
+"""The kind of data that the creation writes. Before this write the stream does not exist."""
 _FORKED_FROM: Final = "durable-stream.forked-from"
 _FORK_OFFSET: Final = "durable-stream.fork-offset"
 _FORK_SUB_OFFSET: Final = "durable-stream.fork-sub-offset"
@@ -29,7 +29,7 @@ _MEDIA: Final = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[\t\x20-\x7e]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """How a fork was created: its source's log, and the offsets of the request as numbers."""
+    """The origin of a fork: its source's log, and the offsets of the request as numbers."""
 
     source: str
     offset: int
@@ -40,7 +40,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """A stream's settings. `expires_at` is the client's text; the log's `expiry` has `ttl_s`."""
+    """A stream's settings. `expires_at` is the client's text; the log's `expiry` stores `ttl_s`."""
 
     content_type: str = OCTETS
     expires_at: str | None = None
@@ -49,7 +49,7 @@ class StreamConfig:
 
     @property
     def media(self) -> str:
-        """The content type without parameters, which must be that of each append."""
+        """The content type without parameters, which every append must have."""
         return media_of(self.content_type)
 
     @property
@@ -64,7 +64,7 @@ class StreamConfig:
 
     @property
     def expires_ms(self) -> int | None:
-        """When the stream expires, in milliseconds since 1970."""
+        """The time at which the stream expires, in milliseconds since 1970."""
         return None if self.expires_at is None else time_ms(self.expires_at)
 
     def equals(self, other: "StreamConfig") -> bool:
@@ -134,7 +134,7 @@ def time(text: str, pointer: str) -> str:
     try:
         time_of(text)
     except ValueError as error:
-        raise BadRequest(f"{pointer}: must be an RFC 3339 time") from error
+        raise BadRequest(f"{pointer}: must be a time such as 2026-01-02T03:04:05Z") from error
     return text
 
 

@@ -1,14 +1,14 @@
-"""Forks of streams (section 4.2): the request for a fork, and how it is created.
+"""Plans and creates forks of streams (section 4.2).
 
-A fork is a log that names ranges of its source's closed ledgers (rule 27a), so the source's offsets
-are valid in the fork up to where it begins. A log counts records, which are JSON messages or chunks
-of bytes. `Stream-Fork-Sub-Offset` ends at a record of a JSON stream. In other streams the
+A fork is a log that names ranges of its source's closed ledgers (rule 27a). So the source's offsets
+are valid in the fork up to the fork's beginning. A log counts records, which are JSON messages or
+chunks of bytes. `Stream-Fork-Sub-Offset` ends at a record of a JSON stream. In other streams the
 sub-offset may end within a record, whose first bytes then become the fork's first own record.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from aiohttp import web
 
@@ -22,13 +22,15 @@ from services.gateway.streams import operations as op
 from services.gateway.streams.config import Forked, StreamConfig, config_of, media_of
 from services.gateway.streams.reads import Found
 
+EXISTS: Final = "the stream exists with other settings: delete it first, or use another name"
+
 Find = Callable[[str], Awaitable[Found]]
 """Finds the stream of a log. Raises: NoSuchLog."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkAsked:
-    """The request for a fork. Settings that are None were left out, and come from the source."""
+    """A request for a fork. Settings that are None come from the source."""
 
     source: str
     """Name of the source's log."""
@@ -90,14 +92,14 @@ def asked(given: Given) -> ForkAsked | None:
 
 
 def inherited(wanted: ForkAsked, source: StreamConfig) -> StreamConfig:
-    """A fork's settings without its offsets. The source provides those that were left out (the
-    table of section 4.2).
+    """A fork's settings without its offsets. Settings that the request left out come from the
+    source (the table of section 4.2).
 
     Raises: StreamConflict if the request has another content type than the source.
     """
     if wanted.content_type is not None and media_of(wanted.content_type) != source.media:
         raise errors.StreamConflict(
-            f"a fork has its source's content type, {source.media}", log=wanted.source
+            f"Content-Type must be the source's, {source.media}, or left out", log=wanted.source
         )
     lifetime = wanted if wanted.has_lifetime else source
     return StreamConfig(
@@ -117,8 +119,8 @@ class StreamForks:
     async def made(
         self, name: str, wanted: ForkAsked, exists: Callable[[LogMetadata], Awaitable[bool]]
     ) -> Found | None:
-        """The stream of this name if an earlier attempt of the request created it; None if there is
-        none. `exists` returns whether the stream has not expired, and deletes an expired one.
+        """The stream of this name if an earlier attempt of the request created it; None if no such
+        stream exists. `exists` returns False for an expired stream, which it deletes.
 
         Raises: StreamConflict if another request created the stream.
         """
@@ -132,7 +134,7 @@ class StreamForks:
         if config is not None and not await exists(row):
             return None
         if config is None or not wanted.is_made(config):
-            raise errors.StreamConflict("the stream exists with other settings", log=name)
+            raise errors.StreamConflict(EXISTS, log=name)
         return Found(row, config)
 
     async def plan(
@@ -148,7 +150,7 @@ class StreamForks:
             source = await self._find(wanted.source)
         except errors.LogDeleted as error:
             raise errors.StreamConflict(
-                "the source is deleted, but forks of it exist", log=wanted.source
+                "the fork's source was deleted: fork another stream", log=wanted.source
             ) from error
         end, _ = await self._logs.reader.tail(source.row.name, source.row)
         offset = end
@@ -158,9 +160,9 @@ class StreamForks:
         elif wanted.offset is not None:
             offset = source.at(wanted.offset)
         if not source.row.first_offset <= offset <= end:
-            raise errors.BadRequest(
-                f"/header/Stream-Fork-Offset: the source has the offsets {source.row.first_offset} to {end}"
-            )
+            first = source.row.first_offset
+            detail = f"must be an offset of the source, from {first} to {end} (got {offset})"
+            raise errors.BadRequest(f"/header/Stream-Fork-Offset: {detail}")
         at, prefix = await self._begin(source, offset, wanted.sub_offset)
         forked = Forked(wanted.source, offset, wanted.sub_offset, source.row.created_at)
         return ForkPlan(
@@ -205,11 +207,10 @@ class StreamForks:
                 left -= size
                 if not left:
                     return at + 1, ()
-        raise errors.BadRequest(
-            f"/header/Stream-Fork-Sub-Offset: {sub_offset} is beyond the batch at the fork's offset"
-        )
+        detail = f"must not exceed the batch at the fork's offset (got {sub_offset})"
+        raise errors.BadRequest(f"/header/Stream-Fork-Sub-Offset: {detail}")
 
 
 def taken(name: str) -> errors.StreamConflict:
     """The error for creating a stream with the name of a deleted stream that still has forks."""
-    return errors.StreamConflict("the stream is deleted, and forks of it are not", log=name)
+    return errors.StreamConflict("a deleted stream of this name still has forks", log=name)

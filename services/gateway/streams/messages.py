@@ -11,13 +11,13 @@ from quorumlog.wire import strict
 from services.gateway.logs.values import LogBatches
 
 RECORD_BYTES: Final = 1 << 20
-"""A body of bytes is cut into records of this size, chosen by judgement."""
+"""A body of bytes is split into records of this size, chosen by judgement."""
 _SPACE: Final = re.compile(r"[ \t\r\n]*+")
 
 
 def records_of(data: bytes, count: int | None = None, *, is_json: bool) -> tuple[Record, ...]:
-    """The records of a body: its messages, or chunks of its bytes; none for an empty body. `count`:
-    the body's `strict.marks`, if known.
+    """Return the records of a body: its JSON messages, or chunks of its bytes; none if the body is
+    empty. `count`: the body's `strict.marks`, if known.
 
     Raises: BadRequest, TooLarge.
     """
@@ -36,7 +36,7 @@ def body_of(page: LogBatches, *, is_json: bool) -> bytes:
 
 
 def _messages(data: bytes, count: int | None) -> list[bytes]:
-    """The JSON messages of a body, byte for byte: an array's elements, else the one value."""
+    """Return the JSON messages of a body unchanged: the elements of an array, or the only value."""
     strict.check_marks(data, count=count)
     try:
         text = data.decode()
@@ -48,7 +48,7 @@ def _messages(data: bytes, count: int | None) -> list[bytes]:
             raise ValueError
         return [text[start:end].encode()]
     except (ValueError, IndexError, StopIteration, RecursionError) as error:
-        raise BadRequest("the body is not JSON in UTF-8") from error
+        raise BadRequest("the body must be valid JSON in UTF-8") from error
 
 
 def _elements(text: str, at: int) -> list[bytes]:
@@ -59,7 +59,7 @@ def _elements(text: str, at: int) -> list[bytes]:
             end = _value(text, at)
             found.append(text[at:end].encode())
             if len(found) > RECORDS_MAX:
-                raise TooLarge(f"an array may have at most {RECORDS_MAX} messages")
+                raise TooLarge(f"the array must have at most {RECORDS_MAX} messages: split it")
             at = _skip(text, end)
             if text[at] == "]":
                 break

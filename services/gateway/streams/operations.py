@@ -1,4 +1,4 @@
-"""The operations of /v1/stream/{path}, as the Durable Streams protocol names them.
+"""The operations of /v1/stream/{path}, from the Durable Streams protocol.
 
 Requests that the protocol calls malformed get 400; the rest of the API uses 422.
 """
@@ -35,12 +35,12 @@ def log_of(path: str) -> str:
     try:
         name = STREAM_PREFIX + stream_name(path)
     except UnicodeEncodeError as error:
-        raise BadRequest("the stream's path is not UTF-8") from error
+        raise BadRequest("the stream's path must be UTF-8") from error
     if path.partition("/")[0] == RESERVED:
-        raise BadRequest(f"paths below {RESERVED} are not streams")
+        raise BadRequest(f"the path {RESERVED} is reserved: choose another path for the stream")
     if not re.fullmatch(LOG_NAME, name):
         raise BadRequest(
-            f"the stream's path is too long: its log's name would have {len(name)} characters, of at most 200"
+            f"the stream's path is too long: its log's name may have 200 characters (got {len(name)})"
         )
     return name
 
@@ -50,7 +50,7 @@ def log_of_url(text: str, pointer: str) -> str:
     try:
         path = unquote(text, errors="strict")
     except UnicodeDecodeError as error:
-        raise BadRequest(f"{pointer}: is not UTF-8") from error
+        raise BadRequest(f"{pointer}: must be UTF-8") from error
     if not path.startswith(PREFIX):
         raise BadRequest(f"{pointer}: must be a path that begins with {PREFIX}")
     return log_of(path.removeprefix(PREFIX))
@@ -122,14 +122,14 @@ def _cursor(text: str, _pointer: str) -> int | None:
 
 def _number(text: str, pointer: str) -> int:
     if not _NUMBER.fullmatch(text) or int(text) > _NUMBER_MAX:
-        raise BadRequest(f"{pointer}: must be an integer from 0 to 2^53-1 in its shortest form")
+        raise BadRequest(f"{pointer}: must be an integer from 0 to 2^53-1 without leading zeros")
     return int(text)
 
 
 def _bytes_up_to(bytes_max: int) -> Callable[[str, str], str]:
     def parse(text: str, pointer: str) -> str:
         if not 1 <= len(text.encode()) <= bytes_max or "\0" in text:
-            raise BadRequest(f"{pointer}: must have 1 to {bytes_max} bytes")
+            raise BadRequest(f"{pointer}: must have 1 to {bytes_max} bytes, none of them zero")
         return text
 
     return parse

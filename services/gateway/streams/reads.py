@@ -32,23 +32,23 @@ KEPT_BYTES_MAX: Final = 64 << 20
 """Total size of cached bodies, chosen by judgement."""
 
 _PAGE_BYTES: Final = 1 << 10
-"""Memory that a page takes besides its body."""
+"""Memory overhead of a page besides its body, in bytes."""
 
 Page = tuple[LogBatches, bytes]
 """A page, which may lack its batches, and its body."""
 
 
 class KeptPages:
-    """A cache of bodies of catch-up reads, keyed by their first offset. The least recently used one
-    is dropped first.
+    """A cache of the bodies of catch-up reads, keyed by their first offset. Evicts the least
+    recently used page first.
 
-    A page of 1 MiB in records of 64 KiB costs a gateway and its bookies 2.2 ms, and a cached page a
-    quarter of that (docs/internals/performance.md).
+    A page of 1 MiB in records of 64 KiB costs a gateway and its bookies 2.2 ms. A cached page costs
+    a quarter of that (docs/internals/performance.md).
 
-    Invariant: each cached page is full. So neither its records nor its end ever change: the records
-    of one creation of a log are immutable, and only a page with room grows. Callers pass log
-    metadata read for the request or just before, so pages of logs that were deleted, created again
-    or truncated earlier are not found.
+    Invariant: each cached page is full, so neither its records nor its end ever change. A log's
+    records are immutable, and only a page with room grows. Callers pass log metadata read for the
+    request or just before, so pages of logs that were deleted, created again or truncated earlier
+    are not found.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -90,9 +90,9 @@ def _size(page: Page) -> int:
 CHUNK_BYTES: Final = 1 << 20
 """Approximate maximum size of a response to a read, chosen by judgement."""
 LONG_POLL_S: Final = 20.0
-"""How long a long poll waits. Clients of the protocol expect this by default."""
+"""Maximum wait of a long poll, which is the default that the protocol's clients expect."""
 EVENTS_S: Final = 60.0
-"""How long a response sends events. Clients then reconnect, so that caches can collapse their
+"""Time for which a response sends events. Clients then reconnect, so that caches can collapse their
 requests (section 10.2)."""
 _CURSOR_S: Final = 20
 _CURSOR_EPOCH_S: Final = 1_728_432_000
@@ -112,7 +112,7 @@ class Found:
 
     def at(self, place: op.Place | Literal[0]) -> int:
         """The offset of a place in this stream. Offsets of a fork's source are valid in the fork up
-        to where it begins.
+        to the fork's beginning.
 
         Raises: LogReplaced.
         """
@@ -198,7 +198,7 @@ class StreamReads:
         is_now = at == "latest"
         headers = {"Content-Type": found.config.content_type} | await self._place(found, page)
         if is_now or page.is_empty:
-            # A response at the tail must not be cached, because the next record may come at once.
+            # A response at the tail must not be cached, because the next record may follow at once.
             headers["Cache-Control"] = _NO_STORE
         else:
             headers["Cache-Control"] = self._cache(request, found.config)
@@ -282,7 +282,7 @@ class StreamReads:
         if not found.config.is_text:
             headers["Stream-Sse-Data-Encoding"] = "base64"
         cursor = given[op.CURSOR]
-        # The first page is read before the head is sent, so that its errors become a status.
+        # The first page is read before the response's head is sent, so that errors get a status.
         try:
             page = await stream.page(bytes_max=CHUNK_BYTES)
         except OffsetBeyondEnd as error:

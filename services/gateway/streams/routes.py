@@ -1,4 +1,4 @@
-"""Handlers of /v1/stream/{path}: they translate Durable Streams requests to log requests."""
+"""Handlers of /v1/stream/{path}, which translate Durable Streams requests to log requests."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ from services.gateway.streams.config import (
     config_of,
     media_of,
 )
-from services.gateway.streams.forks import ForkAsked, StreamForks, asked, taken
+from services.gateway.streams.forks import EXISTS, ForkAsked, StreamForks, asked, taken
 from services.gateway.streams.messages import records_of
 from services.gateway.streams.reads import Found, StreamReads, is_catch_up
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 _BEGUN_S: Final = 5.0
-"""How long a creation waits until a concurrent creation has filled the stream; by judgement."""
+"""Maximum wait of a creation until a concurrent creation has filled the stream; by judgement."""
 
 _Make = Callable[[LogSettings], Awaitable[tuple[LogMetadata, bool]]]
 """Creates a stream's log. Returns the metadata of the log of that name, and whether it is new."""
@@ -39,7 +39,7 @@ _Make = Callable[[LogSettings], Awaitable[tuple[LogMetadata, bool]]]
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """The parameters of a request to append."""
+    """The parameters of an append request."""
 
     records: tuple[Record, ...]
     closes: bool
@@ -50,13 +50,13 @@ class _Sent:
 
     @property
     def begins(self) -> str:
-        """The data with which the stream is created; empty for a stream created empty and open."""
+        """The kind of data that the creation writes; "" for a stream created empty and open."""
         return "records" if self.records else "closed" if self.closes else ""
 
     def call(self, row: LogMetadata) -> Append:
-        """The append request, for this log and no later log of its name: it was checked against
-        this log's metadata (rule 27b). A producer's retry is a duplicate, whatever its body
-        (section 5.2.1).
+        """The append request, for this log and no later log of its name, because it was checked
+        against this log's metadata (rule 27b). A producer's retry is a duplicate even if its body
+        differs (section 5.2.1).
         """
         return Append.of(
             self.records,
@@ -131,7 +131,7 @@ class StreamRoutes:
         end, is_closed = await self._logs.reader.tail(name, created_at=row.created_at)
         found = config_of(row)
         if not is_new and (found is None or not is_same(found) or is_closed != sent.closes):
-            raise errors.StreamConflict("the stream exists with other settings", log=name)
+            raise errors.StreamConflict(EXISTS, log=name)
         if not is_new and await self._is_unfinished(row):
             raise errors.StreamConflict(
                 "another creation of the stream is unfinished: retry, or delete the stream",
@@ -147,11 +147,11 @@ class StreamRoutes:
     async def _begin(
         self, name: str, wanted: StreamConfig, sent: _Sent, make: _Make
     ) -> tuple[LogMetadata, bool]:
-        """The metadata of the stream's log, and whether this request creates the stream.
+        """Return the metadata of the stream's log, and whether this request creates the stream.
 
         A creation with a body or a close completes with its first batch; before that, the stream
         does not exist. Concurrent and later creations with the same settings join an unfinished
-        creation, and the log's owner accepts one of their batches. So nothing is removed that a
+        creation, and the log's owner accepts one of their batches. So no data is removed that a
         client may already see.
         """
         settings = wanted.settings(sent.begins)
@@ -194,9 +194,9 @@ class StreamRoutes:
         return (await self._logs.reader.tail(row.name, row))[0] == start
 
     async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
-        """Whether a stream has not expired, by metadata that was just read; deletes an expired one.
+        """Whether a stream has not expired. `row` was just read. Deletes an expired stream.
 
-        `Stream-Expires-At` is judged by the database's clock, which is the same for all gateways,
+        The database's clock, which is the same for all gateways, decides `Stream-Expires-At`,
         unless the clock is in doubt. A protected stream does not expire.
         """
         found = config_of(row)
@@ -219,9 +219,9 @@ class StreamRoutes:
         row = recent or await self._logs.rows.row(name)
         found = config_of(row)
         if found is None or (not is_unfinished_too and await self._is_unfinished(row)):
-            raise errors.NoSuchLog("there is no such stream", log=name)
+            raise errors.NoSuchLog("no stream has this path", log=name)
         if not await self._exists(row, is_access=is_access):
-            raise errors.NoSuchLog("the stream has expired", log=name)
+            raise errors.NoSuchLog("the stream has expired and was deleted", log=name)
         return Found(row, found)
 
     # --- append and close ------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class StreamRoutes:
         try:
             done = await self._logs.append(name, sent.call(found.row))
             if closes:
-                # The batch has ended the log, even if the batch has no records: bookies store the
+                # The batch has ended the log, even without records, because bookies store the end
                 # mark. The log's metadata must show the end before the client gets the response.
                 await self._logs.finish(name, found.row.created_at)
             end, is_duplicate = done.last_offset + 1, done.is_duplicate
@@ -281,7 +281,7 @@ class StreamRoutes:
     async def _closed(
         self, found: Found, producer: ProducerSeq | None, *, is_close_only: bool
     ) -> web.Response:
-        """The response to an append to a closed stream, or to a close of it."""
+        """The response to an append to a closed stream, or to another close of the stream."""
         row = found.row
         end, _ = await self._logs.reader.tail(row.name, row)
         place = _place(row, end, is_closed=True)
@@ -293,9 +293,10 @@ class StreamRoutes:
             if producer == last:
                 return web.Response(status=204, headers=headers | _numbers(producer, None))
             if producer.id == last.id and producer.epoch < last.epoch:
-                detail = f"producer {producer.id} is in epoch {last.epoch}"
+                detail = f"producer {producer.id} has begun epoch {last.epoch}: use a later epoch"
                 raise errors.StaleProducer(detail, producer_epoch=last.epoch, log=row.name)
-        raise errors.LogClosed("the stream is closed", log=row.name, headers=place)
+        detail = "the stream is closed: append to another stream"
+        raise errors.LogClosed(detail, log=row.name, headers=place)
 
     async def _body(self, request: web.Request) -> bytes:
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
@@ -325,7 +326,7 @@ class StreamRoutes:
             return await self._reads.answer(request, given, found)
 
     async def _read_by_recent(self, request: web.Request, given: Given) -> web.Response | None:
-        """The answer to a read by recent metadata; None if fresh metadata may change it."""
+        """The response to a read, by recent metadata; None if fresh metadata may change it."""
         row = self._logs.rows.recent(given[op.STREAM])
         if row is None:
             return None
@@ -380,13 +381,12 @@ def _check_type(given: str | None, found: Found) -> None:
     if given is None:
         raise errors.BadRequest("Content-Type is required: send the stream's content type")
     if media_of(given) != found.config.media:
-        raise errors.StreamConflict(
-            f"the stream's content type is {found.config.media}", log=found.row.name
-        )
+        detail = f"Content-Type must be the stream's {found.config.media} (got {media_of(given)})"
+        raise errors.StreamConflict(detail, log=found.row.name)
 
 
 def _producer_of(given: Given) -> ProducerSeq | None:
-    """The producer by its three headers, or None. Raises: BadRequest if only some are sent."""
+    """Parse the producer's three headers. Raises: BadRequest if only some of them are sent."""
     name, epoch, seq = given[op.PRODUCER_ID], given[op.PRODUCER_EPOCH], given[op.PRODUCER_SEQ]
     if name is None and epoch is None and seq is None:
         return None
@@ -403,7 +403,7 @@ def _gap_of(
     """The protocol's error for a gap in a producer's numbers."""
     assert producer is not None
     if error.members.get("producer_epoch") is not None:
-        return errors.BadRequest(f"a new epoch begins with Producer-Seq 0, not {producer.seq}")
+        return errors.BadRequest(f"a new epoch must begin with Producer-Seq 0 (got {producer.seq})")
     return error.replace(
         extra_headers={**error.extra_headers, "Producer-Received-Seq": str(producer.seq)}
     )

@@ -71,7 +71,7 @@ LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum of a page
 AFTER: Final = parameters.query_text("after", "[!-.0-~]{1,200}", "List those after this id.")
 
 _KEYS_S: Final = 60.0
-"""How long a gateway caches the keys. Chosen by judgement."""
+"""Time for which a gateway caches the keys. Chosen by judgement."""
 _PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
 """Text without control characters, because JSON escapes make them six times as long."""
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=600)]
@@ -79,7 +79,7 @@ _Paths = Annotated[list[_Path], Field(max_length=STREAMS_MAX)]
 
 
 class _Body(BaseModel):
-    """A request body of the protocol. Unknown members are ignored: later versions may add some."""
+    """A request body of the protocol. Ignores unknown members, which later versions may add."""
 
     model_config = ConfigDict(frozen=True, strict=True, use_attribute_docstrings=True)
 
@@ -111,7 +111,7 @@ class SubscriptionPut(_Body):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if not self.pattern and not self.streams:
-            raise ValueError("at least one of pattern and streams is required")
+            raise ValueError("at least one of `pattern` and `streams` is required")
         if self.type == "webhook" and self.webhook is None:
             raise ValueError("a webhook subscription requires webhook.url")
         if self.type == "pull-wake" and self.wake_stream is None:
@@ -124,7 +124,7 @@ class SubscriptionPut(_Body):
         streams = tuple(sorted({log_of(_path(each)) for each in self.streams or ()}))
         wake_log = log_of(_path(self.wake_stream)) if self.wake_stream else ""
         if wake_log in streams:
-            raise errors.BadRequest("a subscription can't follow its own wake_stream")
+            raise errors.BadRequest("`streams` must not contain the subscription's wake_stream")
         return SubscriptionSettings(
             self.type,
             _path(self.pattern or ""),
@@ -246,7 +246,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         await self._webhooks.close()
 
     def routes(self) -> list[Route]:
-        """The operations and their handlers, whose problems have the protocol's codes too."""
+        """The operations and their handlers, whose errors also have the protocol's codes."""
         return [replace(route, handler=_speaking(route.handler)) for route in super().routes()]
 
     @op.operation(
@@ -344,7 +344,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         origin = str(request.url.origin())
         row, is_new = await self._subscriptions.put(given[ID], wanted, origin)
         if not _may(request, Scope.MANAGE, row):  # another client has added streams
-            raise errors.SubscriptionExists("the subscription exists with other streams")
+            raise errors.SubscriptionExists("the subscription exists and has other streams")
         return json_value(await self._shown(row), status=201 if is_new else 200)
 
     @op.operation(
@@ -398,7 +398,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         row = await self._look(request, given, Scope.MANAGE)
         names = sorted({log_of(_path(each)) for each in wanted.streams})
         if row.settings.wake_log in names:
-            raise errors.BadRequest("a subscription can't follow its own wake_stream")
+            raise errors.BadRequest("`streams` must not contain the subscription's wake_stream")
         _check(request, Scope.MANAGE, names)
         if row.settings.wake_log:
             _check(request, Scope.APPEND, (row.settings.wake_log,))
@@ -508,7 +508,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     # --- what the handlers share -----------------------------------------------------------------
 
     async def _keys(self, *, creates: bool = True) -> Keys:
-        """The keys, cached for `_KEYS_S`, because an accepted loss of their log changes them."""
+        """The keys, cached for `_KEYS_S`. They change if an operator accepts a loss of their log."""
         if self._known_keys is None or monotonic() > self._keys_until_s:
             secret = await self._subscriptions.signing_key(creates=creates)
             self._known_keys = Keys(secret.encode())
@@ -516,14 +516,14 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         return self._known_keys
 
     async def _look(self, request: web.Request, given: Given, scope: Scope) -> Subscription:
-        """The subscription that a request names. If the caller has no scope at all on one of its
+        """The subscription that a request names. If the caller has no scope at all on one of the
         streams, the error hides the subscription. Raises: NoSuchSubscription, Forbidden.
         """
         row = await self._subscriptions.look(given[ID])
         if not _may(request, scope, row):
             if any(not _scopes(request, name) for name in _names(row)):
                 raise errors.NoSuchSubscription(f"there is no subscription {row.id} for this token")
-            raise scopes.caller_of(request).lacks((scope,), "all streams of the subscription")
+            raise scopes.caller_of(request).lacks((scope,), "the subscription's streams")
         return row
 
     async def _acknowledged(
@@ -540,9 +540,10 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         wanted = await body.read_model(request, self._room, WakeAck)
         row = await self._subscriptions.look(given[ID])
         if row.settings.kind != kind:
-            raise errors.BadRequest(f"the subscription is {row.settings.kind}")
+            detail = f"this operation needs a {kind} subscription (got {row.settings.kind})"
+            raise errors.BadRequest(detail)
         if not row.secret.startswith(uid) or generation != wanted.generation:
-            raise errors.WakeFenced("the token is of another wake")
+            raise errors.WakeFenced("the token belongs to another wake: use the newest wake")
         acks = () if is_release else tuple(map(_ack_of, wanted.acks))
         asked = partial(
             subscriptions.AckWake,
@@ -610,7 +611,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         log = await self._logs.rows.row(row.settings.wake_log)
         config = config_of(log)
         if config is None or not config.is_json or log.state is LogState.CLOSED:
-            raise DeliveryFailed("the wake stream takes no events: it must be open, and of JSON")
+            raise DeliveryFailed("wake_stream must be an open stream of application/json")
         pending = [each for each in row.links if each.tail > each.acked]
         event = {
             "type": "wake",
@@ -633,7 +634,7 @@ def _ack_of(ack: OneAck) -> tuple[str, str, int]:
     """The stream's log, its creation time and the offset. Raises: BadRequest, InvalidOffset."""
     place = offset_of(ack.offset, "/acks")
     if not isinstance(place, Place):
-        raise errors.InvalidOffset("only a stream's offset can be acknowledged")
+        raise errors.InvalidOffset("`offset` must be a Stream-Next-Offset of the stream")
     return log_of(_path(ack.stream)), place.created_at, place.at
 
 
@@ -655,22 +656,22 @@ def _links_json(row: Subscription, *, has_tails: bool = False) -> list[dict[str,
 
 
 def _all_of(pattern: str) -> Sequence[str]:
-    """The name that a grant must cover to cover all that a pattern may match; none for no pattern.
+    """The name that a grant for all possible matches of a pattern covers; none without a pattern.
     No log's name contains a star, so only grants for a prefix cover this name.
     """
     return (f"{STREAM_PREFIX}{stream_name(literal(pattern))}*",) if pattern else ()
 
 
 def _names(row: Subscription) -> Iterable[str]:
-    """The names that a grant must cover to cover a subscription. They include the configured
-    streams and pattern, because links end when their streams are deleted.
+    """The names that the grants for a subscription must cover. They include the configured streams
+    and pattern, because links end when their streams are deleted.
     """
     settings = row.settings
     return chain(settings.streams, _all_of(settings.pattern), (each.log for each in row.links))
 
 
 def _check(request: web.Request, scope: Scope, names: Iterable[str], pattern: str = "") -> None:
-    """Require a scope on streams and on all that a pattern may match. Raises: Forbidden."""
+    """Require a scope on streams and on all possible matches of a pattern. Raises: Forbidden."""
     for name in chain(names, _all_of(pattern)):
         scopes.caller_of(request).check(scope, scopes.Kind.LOGS, name)
 
@@ -684,7 +685,7 @@ def _may(request: web.Request, scope: Scope, row: Subscription) -> bool:
 
 
 def _speaking(handler: Handler) -> Handler:
-    """Wrap a handler: its problems also have the member `error`, as the protocol requires."""
+    """Wrap a handler, so that its errors have the member `error`, as the protocol requires."""
 
     async def handle(request: web.Request, given: Given) -> web.StreamResponse:
         try:

@@ -1,9 +1,8 @@
-"""Webhooks: which URLs are allowed, and how wakes are signed and sent (sections 7.1 and 12.8 to
-12.10).
+"""Checks the URLs of webhooks, and signs and sends their wakes (sections 7.1 and 12.8 to 12.10).
 
 A client chooses a webhook's URL, so the gateway must not give the client access to the cluster's
 network. A URL is checked when a subscription is created and before each delivery. A host's name is
-resolved once for a connection, which goes to one of the addresses that were checked.
+resolved once for each connection, which goes to one of the checked addresses.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from services.gateway.logs.subscriptions import (
 
 URL_CHARS_MAX: Final = 2048
 ANSWER_BYTES_MAX: Final = 64 << 10
-"""Maximum length of a webhook's response; a longer one counts as without `done`. By judgement."""
+"""Maximum length of a webhook's response. `done` in a longer response is ignored. By judgement."""
 DELIVERY_S: Final = 10.0
 """The timeout of one delivery. Chosen by judgement."""
 RESOLVERS_MAX: Final = 16
@@ -43,7 +42,7 @@ SLOW_RESOLVERS_MAX: Final = 4
 could otherwise block all threads. Chosen by judgement.
 """
 SLOW_HOSTS_MAX: Final = 10_000
-"""Maximum names remembered as slow; beyond it all are forgotten. Chosen by judgement."""
+"""Maximum names remembered as slow; when full, all are forgotten. Chosen by judgement."""
 _SLOW_S: Final = 2.0
 """A lookup that takes longer counts as slow. Chosen by judgement."""
 _UID_CHARS: Final = 16
@@ -54,8 +53,8 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 
 def is_allowed(address: Address, networks: Networks, *, is_public: bool) -> bool:
-    """Whether a delivery may go to an address: an address of `networks`, or with `is_public` also a
-    public address. An IPv6 address that embeds an IPv4 address is judged by the IPv4 address.
+    """Whether a delivery may go to an address. Addresses of `networks` are allowed, and if
+    `is_public` also public addresses. An IPv4 address within an IPv6 address decides for both.
     """
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
@@ -76,10 +75,10 @@ def check_url(text: str, networks: Networks) -> URL:
         url = URL(text)
         host, port = url.host, url.port
     except ValueError as error:
-        raise WebhookUrlRejected(f"webhook.url is not a URL: {error}") from error
+        raise WebhookUrlRejected(f"webhook.url must be a valid URL: {error}") from error
     if len(text) > URL_CHARS_MAX or not host or not port or url.user or url.password:
         raise WebhookUrlRejected(
-            f"webhook.url must be a URL of at most {URL_CHARS_MAX} characters, without a user"
+            f"webhook.url must have a host, no user, and at most {URL_CHARS_MAX} characters"
         )
     if url.scheme not in ("http", "https"):
         raise WebhookUrlRejected("webhook.url must use https")
@@ -88,9 +87,7 @@ def check_url(text: str, networks: Networks) -> URL:
     if found is None and not is_public and not networks:
         raise WebhookUrlRejected("webhook.url must use https")
     if found is not None and not is_allowed(found, networks, is_public=is_public):
-        raise WebhookUrlRejected(
-            "webhook.url must use https, and a host that is not of a private network"
-        )
+        raise WebhookUrlRejected("webhook.url must use https and a host outside private networks")
     return url
 
 
@@ -109,7 +106,8 @@ def _literal(host: str) -> Address | None:
         return IPv4Address(socket.inet_aton(name))
     except (OSError, UnicodeError) as error:
         if name.rpartition(".")[2].isdigit():  # no name ends in a number (RFC 3696)
-            raise WebhookUrlRejected("webhook.url has a number as its host") from error
+            detail = "the host in webhook.url must be a name or an IP address, and not a number"
+            raise WebhookUrlRejected(detail) from error
         return None
 
 
@@ -150,7 +148,7 @@ class _Resolver(AbstractResolver):
             if is_allowed(ip_address(address), self._networks, is_public=self._is_public)
         ]
         if not allowed:
-            raise OSError(None, f"{host} has no address that is allowed")
+            raise OSError(None, f"{host} has no address that is allowed for webhooks")
         return allowed
 
     def _look_up(self, wanted: _Lookup) -> asyncio.Future[Any]:
@@ -209,7 +207,7 @@ class Keys:
         return f"t={at_s},kid={self.jwk['kid']},ed25519={_base64(signed)}"
 
     def token(self, name: str, uid: str, generation: int) -> str:
-        """Make a wake's token. `uid` is the secret of the creation of the subscription `name`."""
+        """Make a wake's token. `uid` is the secret that the subscription `name` was created with."""
         head = f"{generation}.{uid[:_UID_CHARS]}"
         return f"{head}.{self._mac(name, head)}"
 
@@ -254,7 +252,7 @@ class Webhooks:
                 checked, data=body, headers=headers, allow_redirects=False
             ) as response:
                 if not 200 <= response.status < 300:
-                    raise DeliveryFailed(f"status {response.status}")
+                    raise DeliveryFailed(f"the webhook responded with status {response.status}")
                 data = await _read(response)
         except WebhookUrlRejected as error:
             raise DeliveryFailed(error.detail) from error

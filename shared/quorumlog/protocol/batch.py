@@ -1,7 +1,7 @@
 """Record batches: the entries of a log's ledgers. One append request is one atomic batch (rule 25).
 
-A batch contains the count of earlier offsets in its ledger. A record's offset is the ledger's
-`first_offset` plus this count plus the record's index in the batch. Because of the count, a
+A batch contains the number of earlier offsets in its ledger. A record's offset is the ledger's
+`first_offset` plus this number plus the record's index in the batch. Because of this number, a
 takeover needs to read only a ledger's last entries.
 
 Layout, big-endian, columns first:
@@ -14,10 +14,10 @@ Layout, big-endian, columns first:
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
 Flag 16: a producer's batch precedes this batch in the ledger. If the ledger's last batch has
 neither flag 16 nor flag 1, a takeover need not replay producers from the ledger.
-Flag 32: the columns (from the timestamps on) are packed, that is, replaced by
+Flag 32: the columns (from the timestamps on) are packed, which means replaced by
     their size u32 | with flag 1: the first 16 bytes of the digest from `content` | a frame of zstd
 `packed.py` packs and unpacks columns. The entry's digest covers the stored bytes.
-Mark 1: the batch has the log's last stream sequence, its own or an earlier batch's (rule 25a).
+Mark 1: the batch has the log's last stream sequence, set by this or an earlier batch (rule 25a).
 Mark 2: the log ends with this batch (rule 25b). Only a batch with mark 2 or 8 may have no records.
 Mark 4: equal producer numbers alone make a request a retry, even if its records differ.
 Mark 8: records were removed (rule 27d). `count` is the number of offsets. Before the timestamps are
@@ -26,7 +26,7 @@ and each column has one element for each record left. The batch still covers the
 removed records, so the batches of a ledger have no gaps between them.
 Mark 16: times to live in seconds u32[records] (0: for ever) are between the indexes and the
     timestamps. A record expires this long after its append time (rule 27f).
-A release that does not know a mark rejects batches with the mark.
+Batches with an unknown mark, which a later release may have written, are rejected.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 TTL_S_MAX: Final = 36_500 * 86_400
-"""The longest time to live of a record in seconds, which batches store as u32."""
+"""The maximum time to live of a record in seconds, which batches store as u32."""
 
 STREAM_SEQ_BYTES_MAX: Final = 255
 """The maximum size of a stream sequence in bytes: a batch stores this size in one byte."""
@@ -79,7 +79,7 @@ class Record:
     is_tombstone: bool = False
     """Whether the value is null, which deletes the key (rule 27d). Then `value` is empty."""
     ttl_s: int = 0
-    """How many seconds after its append the record expires (rule 27f); 0: never."""
+    """Seconds from the append until the record expires (rule 27f); 0: never."""
 
     @property
     def size(self) -> int:
@@ -92,8 +92,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """The joined columns of `count` records, as a batch stores them. `flags` and `marks` say which
-    columns there are.
+    """The joined columns of `count` records, as a batch stores them. `flags` and `marks` tell
+    which columns are present.
     """
 
     count: int
@@ -103,7 +103,7 @@ class EncodedRecords:
 
     def with_ttl(self, ttl_s: int) -> "EncodedRecords":
         """A copy in which each record has this time to live. The records must not have any yet."""
-        assert not self.marks, "they have times to live"
+        assert not self.marks, "the records already have times to live"
         ttls = struct.pack(">I", ttl_s) * self.count
         return replace(self, columns=ttls + self.columns, marks=_HAS_TTLS)
 
@@ -126,7 +126,7 @@ class BatchHead:
     """A batch's fields without its records."""
 
     count: int
-    """The number of offsets. It equals the number of records, unless `has_gaps`."""
+    """The number of offsets, which equals the number of records unless `has_gaps`."""
     append_time_ms: int
     records_before: int
     producer: ProducerSeq | None
@@ -170,7 +170,7 @@ class Columns:
     value_sizes: Sequence[int]
     headers: Sequence[tuple[tuple[str, str], ...]]
     indexes: Sequence[int]
-    """For each record, how many of the batch's offsets precede the record."""
+    """The index of each record's offset among the batch's offsets."""
     tombstones: frozenset[int]
     """The numbers of the records with the value null. `value_sizes` has 0 for these records."""
     _places: list[Sequence[int]] = field(default_factory=list, repr=False, compare=False)
@@ -188,8 +188,8 @@ class Columns:
 
     @property
     def places(self) -> Sequence[Sequence[int]]:
-        """For keys, headers and values: the byte offset of each record's element, and the column's
-        end. Empty for a column that the batch lacks. Cached, because each part of a batch needs it.
+        """The byte offsets of the elements of the columns keys, headers and values, each followed
+        by the column's end; empty for a missing column. Cached for the parts of a batch.
         """
         if not self._places:
             at = self.columns_at
@@ -243,9 +243,9 @@ class Columns:
         ]
 
     def fitting(self, skip: int, count: int, bytes_max: int, each: int) -> tuple[int, int]:
-        """How many of `count` records after the first `skip` fit into `bytes_max`, and their bytes.
-        The record that reaches the bound is included, so at least one record fits. `each`: bytes to
-        add for each record.
+        """Count the records that fit into `bytes_max`, of `count` records after the first `skip`.
+        Returns their number and their bytes, including the record that reaches the bound. So at
+        least one record fits. `each`: bytes to add for each record.
         """
         whole = self.size + each * self.count
         if count == self.count and whole <= bytes_max:
@@ -294,14 +294,14 @@ class Columns:
         return opened(_with_gaps(head, made.flags, self.indexes, (made.columns,)))
 
     def runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Cut the records `numbers` to runs with consecutive offsets. Yields each begin and end."""
+        """Split the records `numbers` into runs of consecutive offsets: (begin, end) of each."""
         indexes = self.indexes
         if len(numbers) < self.count:
             indexes = [indexes[number] for number in numbers]
         return ((numbers[begin], numbers[end - 1] + 1) for begin, end in _runs(indexes))
 
     def part(self, skip: int, count: int) -> "Columns":
-        """Copy `count` records after the first `skip` to a batch without producer and stream
+        """Copy `count` records after the first `skip` to a batch without a producer and a stream
         sequence. The copied records must have consecutive offsets.
         """
         flags, parts = self._copied(((skip, skip + count),))
@@ -311,9 +311,9 @@ class Columns:
         return opened(b"".join((start, *parts)))
 
     def thinned(self, head: BatchHead, kept: Sequence[int], gap: int) -> bytes:
-        """Encode the batch with only the records of the numbers `kept`, for another ledger, with
-        the fields of `head` (rule 27d). The result also covers the `gap` offsets before the batch.
-        It has no producer, because records that the producer sent are missing.
+        """Encode only the records with the numbers `kept` for another ledger, with the fields of
+        `head` (rule 27d). The new batch also covers the `gap` offsets before this batch. It has no
+        producer, because some of the producer's records are missing.
         """
         flags, parts = self._copied([*self.runs(kept)])
         indexes = [gap + self.indexes[number] for number in kept]
@@ -326,8 +326,8 @@ class Columns:
         return _with_gaps(whole, flags, indexes, parts)
 
     def _copied(self, runs: Sequence[tuple[int, int]]) -> tuple[int, list[bytes | memoryview]]:
-        """The flags and the columns of some runs of records. A run is given by the numbers of its
-        begin and end.
+        """The flags and the columns of some runs of records. Each run is a pair (begin, end) of
+        record numbers.
         """
         flags, data = 0, self.data
         parts: list[bytes | memoryview] = []
@@ -348,9 +348,9 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """Undecoded records of one entry. The first one has the offset `first_offset`.
+    """Undecoded records of one entry. The first record has the offset `first_offset`.
 
-    `time_ms` is the append time. It is also the timestamp of records without a timestamp.
+    `time_ms` is the append time, and also the timestamp of records without a timestamp.
     """
 
     first_offset: int
@@ -380,10 +380,10 @@ def encode(
     is_end: bool = False,
     is_by_numbers: bool = False,
 ) -> bytes:
-    """Encode a request's batch. It needs a record, unless it ends the log. `placed` later sets the
-    append time and the number of records before the batch.
+    """Encode a request's batch, which must have a record unless it ends the log. `placed` later
+    sets the append time and the number of records before the batch.
     """
-    assert records or is_end, "a batch has at least one record"
+    assert records or is_end, "only a batch that ends the log may have no records"
     encoded = records if isinstance(records, EncodedRecords) else _encoded(records)
     flags = encoded.flags
     parts: list[bytes] = []
@@ -436,8 +436,8 @@ def placed(
     after_producer: bool = False,
     seq: str | None = None,
 ) -> bytes:
-    """The ledger entry for a request's batch. The records are copied without decoding. `seq`: the
-    log's last stream sequence, which the entry gets if the batch has no stream sequence.
+    """Make the ledger entry for a request's batch, without decoding the records. `seq`: the log's
+    last stream sequence, which the entry gets if the batch has no stream sequence.
     """
     version, flags, marks, count, _, _ = _HEAD.unpack_from(data)
     flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
@@ -455,8 +455,8 @@ def placed(
 def moved(
     data: bytes, *, records_before: int, append_time_ms: int, after_producer: bool = False
 ) -> bytes:
-    """A copy of a stored batch, packed or plain, for another ledger (rule 27c). `after_producer`:
-    whether a producer's batch precedes it in that ledger.
+    """Copy a stored batch, packed or plain, for another ledger (rule 27c). `after_producer`:
+    whether a producer's batch precedes the copy in that ledger.
     """
     version, flags, marks, count, _, _ = _HEAD.unpack_from(data)
     flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
@@ -465,8 +465,8 @@ def moved(
 
 
 def emptied(head: BatchHead, count: int) -> bytes:
-    """A batch without records that covers `count` offsets, up to the end of the batch of `head`. It
-    has the append time and stream sequence of `head` (rule 27d).
+    """Make a batch without records that covers the `count` offsets up to the end of `head`. It has
+    the append time and stream sequence of `head` (rule 27d).
     """
     before = head.records_after - count
     wanted = replace(head, count=count, records_before=before, has_ttls=False)
@@ -476,7 +476,7 @@ def emptied(head: BatchHead, count: int) -> bytes:
 def _with_gaps(
     head: BatchHead, flags: int, indexes: Sequence[int], columns: Iterable[bytes | memoryview]
 ) -> bytes:
-    """Encode a batch without producer that has records only at the offsets `indexes`."""
+    """Encode a batch that has no producer, and records only at the offsets `indexes`."""
     flags |= _AFTER_PRODUCER if head.after_producer else 0
     marks = _HAS_GAPS | (_ENDS if head.is_end else 0) | (_HAS_TTLS if head.has_ttls else 0)
     seq = b""
@@ -488,7 +488,7 @@ def _with_gaps(
 
 
 def is_marked(data: bytes) -> bool:
-    """Whether a request's batch has any mark. Most batches have none."""
+    """Whether a request's batch has any mark. Most batches have no mark."""
     return data[2:4] != b"\0\0"
 
 
@@ -507,13 +507,13 @@ def decode_head(data: Stored) -> BatchHead:
 
 
 def content(data: bytes) -> str:
-    """A digest of a batch's records. It does not depend on the append time and offset: equal
-    requests of one producer have equal digests. Raises BadBatch.
+    """A digest of a batch's records. Equal requests of one producer have equal digests, because
+    append time and offset don't count. Raises BadBatch.
     """
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
         if head.producer is None:
-            raise BadBatch("a packed record batch without a producer has no digest")
+            raise BadBatch("the record batch is packed without a producer, so it has no digest")
         return data[at + _SIZE.size : at + _SIZE.size + _DIGEST_BYTES].hex()
     digest = hashlib.sha256(
         struct.pack(">BI", flags & ~(_HAS_PRODUCER | _AFTER_PRODUCER), head.count)
@@ -542,7 +542,7 @@ def with_packed(data: bytes, at: int, frame: bytes) -> bytes:
 
 
 def plain_size(data: Stored) -> int:
-    """The approximate uncompressed size of a batch. For invalid bytes, their own length."""
+    """The approximate uncompressed size of a batch; for invalid bytes, their length."""
     try:
         return _SIZE.unpack_from(data, columns_begin(data))[0] if is_packed(data) else len(data)
     except (BadBatch, struct.error):
@@ -570,7 +570,7 @@ def opened(data: Stored) -> Columns:
     """Parse and check a plain batch. Raises BadBatch if it is packed or invalid."""
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
-        raise BadBatch("a record batch is packed")
+        raise BadBatch("the record batch is packed: unpack it first")
     indexes: Sequence[int] = range(head.count)
     if head.has_gaps:
         indexes, at = _parse_indexes(data, at, head.count)
@@ -584,7 +584,7 @@ def opened(data: Stored) -> Columns:
     times_at, keys_at, headers_at = places
     columns_at = at + 4 * count
     if columns_at > len(data):
-        raise BadBatch("a record batch is cut short")
+        raise BadBatch("the record batch is truncated in a column")
     key_sizes = () if keys_at is None else struct.unpack_from(f">{count}i", data, keys_at)
     header_sizes = () if headers_at is None else struct.unpack_from(f">{count}I", data, headers_at)
     value_sizes = struct.unpack_from(f">{count}i", data, at)
@@ -596,7 +596,7 @@ def opened(data: Stored) -> Columns:
     values_at = texts_at + sum(header_sizes)
     is_bad = min(key_sizes, default=0) < -1 or min(value_sizes, default=0) < 0
     if is_bad or values_at + sum(value_sizes) != len(data):
-        raise BadBatch("a record batch's sizes do not add up")
+        raise BadBatch("the record batch's column sizes don't match its length")
     view = memoryview(data)
     headers = [decode_headers(bytes(part)) for part in _cut(view[texts_at:], header_sizes)]
     return Columns(
@@ -624,12 +624,12 @@ def _parse_indexes(data: Stored, at: int, count: int) -> tuple[Sequence[int], in
     try:
         (size,) = _SIZE.unpack_from(data, at)
         if 4 * size > len(data) - at:
-            raise BadBatch("a record batch is cut short")
+            raise BadBatch("the record batch is truncated in its indexes")
         indexes = struct.unpack_from(f">{size}I", data, at + _SIZE.size)
     except struct.error as error:
-        raise BadBatch("a record batch is cut short") from error
+        raise BadBatch("the record batch is truncated in its indexes") from error
     if any(after <= before for before, after in pairwise((-1, *indexes, count))):
-        raise BadBatch("a record batch's indexes do not ascend")
+        raise BadBatch(f"the record batch's indexes must ascend from 0 to at most {count - 1}")
     return indexes, at + _SIZE.size * (1 + size)
 
 
@@ -640,13 +640,13 @@ def decode(data: Stored) -> tuple[BatchHead, list[Record]]:
 
 
 def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
-    """Cut `data` to consecutive pieces of these sizes."""
+    """Split `data` into consecutive pieces of these sizes."""
     ends = accumulate(sizes)
     return (data[end - size : end] for end, size in zip(ends, sizes, strict=True))
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Cut ascending numbers to runs of consecutive numbers: begin and end index of each run."""
+    """Split ascending numbers into runs of consecutive numbers: (begin, end) index of each."""
     if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
         return iter(((0, len(numbers)),))
     cuts = [n for n, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
@@ -666,7 +666,8 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         )
         if not is_known or not (count or marks & _ENDS):
             raise BadBatch(
-                f"unknown in a record batch: version {version}, flags {flags}, marks {marks}"
+                f"unsupported record batch: version {version}, flags {flags}, marks {marks}, "
+                f"{count} records after {before}"
             )
         at, producer, seq = _HEAD.size, None, None
         if flags & _HAS_PRODUCER:
@@ -677,7 +678,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         if marks & _HAS_SEQ:
             size = data[at]
             if at + 1 + size > len(data):
-                raise BadBatch("a record batch is cut short")
+                raise BadBatch("the record batch is truncated in its stream sequence")
             seq, at = str(data[at + 1 : at + 1 + size], "utf-8"), at + 1 + size
         size = len(data) - at
         if flags & _PACKED:
@@ -685,12 +686,12 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
             if size > BATCH_BYTES_MAX + 4 * RECORDS_MAX or len(
                 data
             ) <= at + _SIZE.size + _digest_bytes(flags):
-                raise BadBatch("a packed record batch is cut short, or too large")
+                raise BadBatch(f"the packed record batch is truncated or too large ({size} bytes)")
         # Each record has a value size of four bytes. With gaps, `opened` checks the count.
         if 4 * count > size and not marks & _HAS_GAPS:
-            raise BadBatch(f"a record batch claims {count} records in {size} bytes")
+            raise BadBatch(f"the record batch has {size} bytes, too few for {count} records")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise BadBatch("a record batch is cut short") from error
+        raise BadBatch("the record batch's head is truncated or not UTF-8") from error
     after = bool(flags & _AFTER_PRODUCER)
     head = BatchHead(
         count,
@@ -729,12 +730,12 @@ def decode_headers(data: bytes) -> tuple[tuple[str, str], ...]:
         size = int.from_bytes(data[at : at + 2], "big")
         at += 2
         if at + size > len(data):
-            raise BadBatch("a record's headers are cut short")
+            raise BadBatch("a record's headers are truncated")
         try:
             texts.append(data[at : at + size].decode())
         except UnicodeDecodeError as error:
-            raise BadBatch("a record's headers are not UTF-8") from error
+            raise BadBatch("a record's headers must be UTF-8") from error
         at += size
     if len(texts) % 2:
-        raise BadBatch("a record's headers are cut short")
+        raise BadBatch("a record's last header has a name but no value")
     return tuple(zip(texts[::2], texts[1::2], strict=True))

@@ -50,7 +50,7 @@ Row = LedgerMetadata | LogMetadata
 
 def is_made_from(old: Row, new: Row) -> bool:
     """Whether the compare-and-swap to `new` was derived from `old`. Version numbers alone don't
-    show that: metadata of another history may have the same number (rule 18a).
+    suffice, because metadata of another history may have the same number (rule 18a).
     """
     return is_row(old, version=new.version, attempt=new.attempt)
 
@@ -67,41 +67,39 @@ def check_new_ledger(row: LedgerMetadata) -> None:
     """Raise InvalidRequest unless `row` may be created. A negative id requests an assigned id."""
     problems: _Problems = []
     if 0 <= row.ledger_id < ASSIGNED_ID_END:
-        detail = f"lower ids are assigned: choose {ASSIGNED_ID_END} or higher, or leave the id out"
+        detail = f"must be {ASSIGNED_ID_END} or higher, or be left out to have an id assigned"
         problems.append(("/row/ledger_id", detail))
     if len(row.ledger_key) != KEY_BYTES:
-        detail = f"a ledger key has {KEY_BYTES} bytes, not {len(row.ledger_key)}"
+        detail = f"a ledger key must have {KEY_BYTES} bytes (got {len(row.ledger_key)})"
         problems.append(("/row/ledger_key", detail))
     if row.state is not State.OPEN:
-        problems.append(("/row/state", "a new ledger is OPEN"))
+        problems.append(("/row/state", "a new ledger must be OPEN"))
     if len(row.fragments) != 1:
-        problems.append(("/row/fragments", "a new ledger has one fragment"))
+        problems.append(("/row/fragments", "a new ledger must have one fragment"))
     if row.may_lack_entries or row.declared_lost or row.lost_entries:
-        problems.append(("/row/declared_lost", "a new ledger has lost nothing"))
+        problems.append(("/row/declared_lost", "a new ledger can't have lost entries or members"))
     _raise(problems)
 
 
 def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
     """Raise InvalidRequest unless one change may turn `old` into `new`."""
     problems = [
-        (f"/row/{name}", "never changes")
+        (f"/row/{name}", "can't be changed after the ledger's creation")
         for name in _FIXED
         if getattr(old, name) != getattr(new, name)
         and not (name in _KEYS and _learns_keys(old, new))
         and not (name in _OF_PASSWORD and _changes_password(old, new))
     ]
     if new.state not in _NEXT[old.state]:
-        problems.append(("/row/state", f"{old.state} does not become {new.state} (I21)"))
+        problems.append(("/row/state", f"can't change from {old.state} to {new.state} (I21)"))
     if not set(old.declared_lost) <= set(new.declared_lost):
-        problems.append(
-            ("/row/declared_lost", "a member that was declared lost can't be taken off the list")
-        )
+        problems.append(("/row/declared_lost", "a member that was declared lost can't be removed"))
     if old.may_lack_entries and not new.may_lack_entries:
-        problems.append(("/row/may_lack_entries", "stays true once it is true"))
+        problems.append(("/row/may_lack_entries", "can't be changed from true to false"))
     problems += _given_up(old, new)
     if old.state is State.CLOSED:
         problems += [
-            (f"/row/{name}", "never changes after CLOSED (I4)")
+            (f"/row/{name}", "can't be changed once the ledger is CLOSED (I4)")
             for name in ("last_entry", "length")
             if getattr(old, name) != getattr(new, name)
         ]
@@ -131,28 +129,28 @@ def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
     """
     pointer = "/row/lost_entries"
     if old.state is not State.CLOSED and new.lost_entries:
-        return [(pointer, "entries can be given up only once the ledger is CLOSED")]
+        return [(pointer, "can't be set before the ledger is CLOSED")]
     for first, last in old.lost_entries:
         if not any(low <= first and last <= high for low, high in new.lost_entries):
-            return [(pointer, "an entry that was given up can't be taken off the list")]
+            return [(pointer, "an entry that was accepted as lost can't be removed")]
     return []
 
 
 def _fragments(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
     """Check that a change keeps the borders of fragments, and changes only members (I22, I24).
 
-    Each fragment begins after the last entry that was acknowledged then. So a border never moves,
+    When a fragment is added, it begins after the last acknowledged entry. So a border never moves,
     and the ledger can't end below a border.
     """
     pointer = "/row/fragments"
     before = [fragment.first_entry for fragment in old.fragments]
     after = [fragment.first_entry for fragment in new.fragments]
     if after[: len(before)] != before:
-        return [(pointer, f"fragments begin at {before}; these may only be added to (I22)")]
+        return [(pointer, f"the fragments at {before} must stay; only add fragments (I22)")]
     if old.state is State.CLOSED and after != before:
-        return [(pointer, "a CLOSED ledger gets no new fragment (I4)")]
+        return [(pointer, "can't be added to once the ledger is CLOSED (I4)")]
     if new.state is State.IN_RECOVERY and old.fragments[-1] != new.fragments[-1]:
-        return [(pointer, "a recovery's ensemble change is committed with CLOSED only (I24)")]
+        return [(pointer, "a recovery must change the ensemble together with CLOSED (I24)")]
     return []
 
 
@@ -213,7 +211,8 @@ def check_members(
         for name, one in sorted(present.items())
     )
     raise StaleMember(
-        f"the change names {', '.join(sorted(stale))}; registered: {known}. Choose registered bookies",
+        f"the change adds unregistered members: {', '.join(sorted(stale))} (registered: {known}). "
+        "Choose registered bookies",
         ledger_id=ledger_id,
         present=present,
         is_final=all(member_incarnation(one) < (present[member_name(one)] or 0) for one in stale),
@@ -226,8 +225,8 @@ def check_new_incarnation(name: str, incarnation: int, named: int) -> None:
     """
     if incarnation <= named:
         raise IncarnationUsed(
-            f"ledgers name {name}@{named} of another directory: register this directory as {name}@{named + 1}"
-            " or higher",
+            f"{name}@{named} is in use by another directory: register this directory as"
+            f" {name}@{named + 1} or higher",
             bookie=name,
             named=named,
         )
@@ -237,26 +236,26 @@ def check_new_incarnation(name: str, incarnation: int, named: int) -> None:
 
 
 def check_log(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ...]]:
-    """Raise InvalidRequest unless one change may turn the log `old` into `new`. Returns what
-    `rewritten_by` does.
+    """Raise InvalidRequest unless one change may turn the log `old` into `new`. Returns the result
+    of `rewritten_by`.
     """
     problems: _Problems = []
     if new.settings != old.settings.with_limits(new.settings.limits):
-        problems.append(("/row/settings", "only the limits may change"))
+        problems.append(("/row/settings", "can't be changed, except for the limits"))
     if old.state is LogState.CLOSED and new.state is not LogState.CLOSED:
-        problems.append(("/row/state", "CLOSED is final"))
+        problems.append(("/row/state", "can't be changed once the log is CLOSED"))
     for field in ("first_offset", "forgotten_end", "writer_token"):
         if getattr(new, field) < getattr(old, field):
-            problems.append((f"/row/{field}", "never goes back"))
+            problems.append((f"/row/{field}", "must not decrease"))
     if (new.stream_seq or "").encode() < (old.stream_seq or "").encode():
-        problems.append(("/row/stream_seq", "never goes back"))
+        problems.append(("/row/stream_seq", "must not decrease"))
     if (old.expiry and old.expiry.idle_s) != (new.expiry and new.expiry.idle_s):
-        problems.append(("/row/expiry", "only the keeper may change"))
+        problems.append(("/row/expiry", "idle_s can't be changed"))
     if new.forked_at != old.forked_at:
-        problems.append(("/row/forked_at", "never changes"))
+        problems.append(("/row/forked_at", "can't be changed"))
     was, now = old.archived_through, new.archived_through
     if was is not None and (now is None or now < was):
-        problems.append(("/row/archived_through", "never goes back"))
+        problems.append(("/row/archived_through", "must not decrease"))
     kept = {item.ledger_id: item for item in old.items}
     for index, item in enumerate(new.items):
         before = kept.get(item.ledger_id)
@@ -265,25 +264,26 @@ def check_log(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ..
                 problems.append(
                     (
                         f"/row/items/{index}",
-                        "a log shares only ledgers that it began with (rule 27a)",
+                        "a shared ledger can't be added after the log's creation (rule 27a)",
                     )
                 )
             continue
         if new.is_shared(item) and item.index not in (None, before.index):
-            detail = "only the log that wrote a ledger indexes it (rule 27e)"
+            detail = "only the log that wrote the ledger may change its index (rule 27e)"
             problems.append((f"/row/items/{index}/index", detail))
         for field in ("first_offset", "last_offset"):
             known = getattr(before, field)
             if known is not None and getattr(item, field) != known:
-                problems.append((f"/row/items/{index}/{field}", "once known, never changes"))
+                problems.append((f"/row/items/{index}/{field}", "can't be changed once it is set"))
     _raise(problems, log=old.name)
     return rewritten_by(old, new)
 
 
 def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ...]]:
-    """The items of `old` that each ledger of `new` replaces: only sealed ledgers of the log, from
-    the first to the last offset of the one that replaces them, and none from which a takeover
-    replays (rule 27c). Raises: InvalidRequest.
+    """The items of `old` that each new ledger of `new` replaces. These must be adjacent sealed
+    ledgers with the same offsets, and none from which a takeover replays (rule 27c).
+
+    Raises: InvalidRequest.
     """
     known_end, found = old.known_end, dict[int, tuple[LogItem, ...]]()
     before = {item.ledger_id for item in old.items}
@@ -298,14 +298,14 @@ def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem,
         begin = starts.get(first, len(old.items))
         within = tuple(takewhile(partial(_is_within, last, after), islice(old.items, begin, None)))
         if not within or within[-1].last_offset != last or not old.may_rewrite(within):
-            detail = "replaces no adjacent sealed ledgers of the log (rule 27c)"
+            detail = "must replace adjacent sealed ledgers with the same offsets (rule 27c)"
             _raise([(f"/row/items/{index}", detail)], log=old.name)
         found[item.ledger_id] = within
     return found
 
 
 def _is_within(last: int | None, after: Collection[int], item: LogItem) -> bool:
-    """Whether a ledger is sealed at or below the offset `last`, and not one of `after`."""
+    """Whether a ledger is sealed at or below the offset `last`, and is not in `after`."""
     return (
         last is not None
         and item.last_offset is not None
@@ -318,7 +318,7 @@ def check_unprotected(log: LogMetadata) -> None:
     """Raise LogProtected if a log must not be deleted, truncated or overwritten."""
     if log.deletion_protection:
         raise LogProtected(
-            f"the log {log.name} has deletion_protection: switch it off first", log=log.name
+            f"the log {log.name} is protected: set deletion_protection to false", log=log.name
         )
 
 
@@ -339,17 +339,17 @@ def published_by(
     places = [wanted.index(item.ledger_id) for item in published if item.ledger_id in wanted]
     problem = ""
     if new.state is not LogState.OPEN or old.state is not LogState.OPEN:
-        problem = "the log is not open"
+        problem = "the log must be OPEN before and after the commit"
     elif not added:
-        problem = "the last ledger must be a new one"
+        problem = "the last ledger must be new"
     elif added[-1].last_offset is not None or added[-1].ledger_id in wanted:
-        problem = "the last ledger must be open and not among the published ones"
+        problem = "the last ledger must be open, and must not be published by the commit"
     elif new.items[len(new.items) - len(added) :] != added:
-        problem = "published ledgers must follow the existing ones"
+        problem = "published ledgers must follow the existing ledgers"
     elif any(item.last_offset is None for item in new.items[:-1]):
-        problem = "an earlier ledger has no end"
+        problem = "all ledgers except the last must have a last_offset"
     elif len(places) != len(published) or places != sorted(places):
-        problem = "the published ledgers must be requested ones, in the requested order"
+        problem = "only requested ledgers may be published, in the requested order"
     if problem:
         raise InvalidRequest(f"/row: {problem}", log=old.name)
     return published

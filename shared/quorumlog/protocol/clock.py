@@ -7,7 +7,7 @@ last trusted time plus the monotonic time since, and with its own machine's cloc
 from typing import Final
 
 CLOCK_DIFFERENCE_S: Final = 60.0
-"""Largest difference of two clocks that agree; answers may take seconds. Chosen by judgement."""
+"""Largest difference between agreeing clocks, as answers take time. Chosen by judgement."""
 
 STEADY_S: Final = 600.0
 """How long a clock that jumped must run steadily to be trusted again. Chosen by judgement."""
@@ -28,8 +28,8 @@ class DatabaseClock:
         self._heard_ms: float | None = None
         """Database time minus monotonic time, by the last answer."""
         self._since_s = 0.0
-        """Monotonic time since which answers agree with each other, but are in doubt."""
-        self.doubt = "the database's clock was not heard yet"
+        """Monotonic time since when answers agree with each other, but are not trusted."""
+        self.doubt = "the database's clock has not been read yet"
         """Why nothing may be deleted by age; empty if deletions by age are allowed."""
 
     def hear(self, database_ms: float, *, wall_ms: float, monotonic_s: float) -> str:
@@ -49,11 +49,11 @@ class DatabaseClock:
             off_s = (database_ms - wall_ms) / 1000
             jump_s = 0.0 if trusted_ms is None else (ahead_ms - trusted_ms) / 1000
             jumped = f"jumped by {jump_s:+.0f} s, and " if jump_s else ""
-            self.doubt = f"the database's clock {jumped}is {off_s:+.0f} s from this machine's"
+            self.doubt = f"the database's clock {jumped}is {off_s:+.0f} s from this machine's clock"
         return self.doubt
 
     def now_ms(self, monotonic_s: float) -> int | None:
-        """The database's time now, without untrusted jumps; None before its first answer."""
+        """The database's current time, ignoring untrusted jumps; None before its first answer."""
         ahead_ms = self._heard_ms if self._trusted_ms is None else self._trusted_ms
         return None if ahead_ms is None else int(ahead_ms + monotonic_s * 1000)
 

@@ -1,8 +1,8 @@
-"""Reports about a ledger by processes other than its writer: its end and its LAC.
+"""Decides when processes other than a ledger's writer may report the ledger's end or its LAC.
 
 - `RowSpread` decides which bookies get copies of committed metadata, for which bookies the process
   waits, and when enough copies exist (rule 18b).
-- `end_after` decides whether an end may be reported once the metadata was read again.
+- `end_after` decides whether an end may be reported after the metadata was read again.
 - `LacByCoverage` derives the LAC from bookies' answers (rules 5 and 13).
 """
 
@@ -17,37 +17,37 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 
 
 class Spreading(Enum):
-    """The phase of a RowSpread: which bookies it waits for."""
+    """The phase of a RowSpread, which determines the bookies that it waits for."""
 
     MEMBERS = auto()
     PLACING = auto()
     """Waits until the driver calls `others` with bookies that are not members."""
     OTHERS = auto()
     OVER = auto()
-    """Waits no longer: `kept` is the result. Late confirmations still increase it."""
+    """Waits no longer. `kept` has the result, and late confirmations still increase it."""
 
 
 @dataclass(slots=True, eq=False)
 class RowSpread(Keyed):
     """Sends copies of one version of a ledger's metadata, and counts the confirmed ones (rule 18b).
 
-    All members get a copy, also those of earlier fragments and targets of repairs: a copy costs one
-    message, and keeps the end if all members of an empty last fragment are gone.
+    All members get a copy, including members of earlier fragments and targets of repairs. Such a
+    copy costs one message, and keeps the end if all members of an empty last fragment are gone.
 
     The machine waits only for members of the last fragment, until each write set has an ack quorum
-    with a copy: the copy is then as safe as an entry. It does not wait for members that are known
-    to be down, and for no bookie longer than for an add. If too few members have a copy of an end,
-    other bookies get one: a rebuild asks all bookies, so Qa copies anywhere keep an end.
-    Autorecovery's check sends missing copies again.
+    with a copy, because the copy is then as safe as an entry. It does not wait for members that are
+    known to be down, and waits for no bookie longer than for an add. If too few members have a copy
+    of an end, other bookies get a copy. A rebuild asks all bookies, so Qa copies on any bookies
+    keep an end. Autorecovery's check sends missing copies again.
     """
 
     row: LedgerMetadata
     phase: Spreading = Spreading.MEMBERS
     kept: int = 0
-    """Copies that bookies confirmed, including bookies that are not members."""
+    """The number of copies that bookies confirmed, including bookies that are not members."""
     _awaited: frozenset[str] = frozenset()
     _lacking: int = field(init=False)
-    """Copies that members of the last fragment still need; Qw - Qa members may lack one."""
+    """The number of members of the last fragment that still need a copy; Qw - Qa may lack one."""
 
     def __post_init__(self) -> None:
         quorum = self.row.quorum
@@ -61,7 +61,7 @@ class RowSpread(Keyed):
         return self.row.all_members
 
     def answered(self, member: str, status: Status) -> None:
-        """Process a bookie's answer: only OK confirms that the bookie has a copy."""
+        """Process a bookie's answer. Only OK confirms that the bookie has a copy."""
         if status is Status.OK:
             self.kept += 1
             self._lacking -= member in self.row.last_fragment.bookies
@@ -69,12 +69,12 @@ class RowSpread(Keyed):
         self._go_on()
 
     def overdue(self) -> None:
-        """Stop waiting for the bookies that have not answered: their deadline has passed."""
+        """Stop waiting for bookies that have not answered, because their deadline has passed."""
         self._awaited = frozenset()
         self._go_on()
 
     def others(self, candidates: Sequence[str]) -> Sequence[str]:
-        """Choose bookies that get a copy too from `candidates`, which are not members."""
+        """Choose bookies from `candidates`, which are not members, to get a copy too."""
         self.phase = Spreading.OTHERS
         some = sorted(candidates[: max(self.row.quorum.ack_quorum - self.kept, 0)])
         self._awaited = frozenset(some)
@@ -98,17 +98,17 @@ class End(Enum):
     """Whether a ledger's end may be reported after copies of its metadata were sent (rule 18b)."""
 
     KEPT = auto()
-    """An ack quorum confirmed copies, and the database then still had the end: report it always."""
+    """Yes, always: an ack quorum confirmed copies, and the database then still had the end."""
     UNSURE = auto()
-    """Too few bookies confirmed copies. The end is reported once, since callers can't wait for
-    ever; the next read sends copies again."""
+    """Yes, once, because callers can't wait for ever: too few bookies confirmed copies. The next
+    read sends copies again."""
     MOVED = auto()
-    """The database went back, and has another end or none; no end is reported."""
+    """No, because the database went back to an older state, and has another end or none."""
 
 
 def end_after(reported: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
-    """Judge whether an end may be reported. `reported`: the metadata with the end. `copies`: how
-    many bookies confirmed a copy. `found`: the metadata that the primary returned afterwards.
+    """Decide whether an end may be reported. `reported`: the metadata with the end. `copies`: the
+    number of confirmed copies. `found`: the metadata that the primary returned afterwards.
     """
     if found.last_entry != reported.last_entry:
         return End.MOVED
@@ -117,9 +117,9 @@ def end_after(reported: LedgerMetadata, copies: int, found: LedgerMetadata) -> E
 
 @dataclass(slots=True, eq=False)
 class LacByCoverage(Keyed):
-    """The highest LAC that a covering set of the last fragment's bookies knows, at least the entry
-    before that fragment. No process has reported a higher LAC: an ack quorum stores each reported
-    LAC, and every covering set includes a bookie of that ack quorum.
+    """Finds the highest LAC known to a covering set of the last fragment's bookies, or the entry
+    before that fragment if it is higher. No process has reported a higher LAC, because an ack
+    quorum stores each reported LAC, and every covering set includes a bookie of that ack quorum.
     """
 
     row: LedgerMetadata
@@ -129,7 +129,7 @@ class LacByCoverage(Keyed):
     _waiting: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Wait for each bookie of the last fragment. The caller sends the requests."""
+        """Wait for all bookies of the last fragment. The caller sends the requests."""
         self.highest = self.row.last_fragment.first_entry - 1
         self._waiting = frozenset(range(len(self.row.last_fragment.bookies)))
 
@@ -143,7 +143,7 @@ class LacByCoverage(Keyed):
 
     @property
     def is_over(self) -> bool:
-        """Whether no further answer is needed, or none can come."""
+        """Whether no further answer is needed or expected."""
         return self._is_covered or not self._waiting
 
     @property

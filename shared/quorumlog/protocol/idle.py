@@ -1,10 +1,10 @@
 """Expiry of unused logs: a keeper's memory of last uses, and other processes' reports (ADR 40).
 
-A keeper decides whether a log has expired, by the time that the keeper was awake since the last
-use. Before a process serves an access, it reports the access, unless its previous report is within
-the slack. So the last known use may precede the last access by the slack, and the keeper adds the
-slack to the log's time to live. If a keeper doesn't know a log's last use, the log counts as used
-now.
+The expiry keeper of a log is one gateway. It decides whether the log has expired, by the time that
+the gateway was awake since the last use. Before a process serves an access, it reports the access,
+unless its previous report is within the slack. So the last known use may precede the last access by
+the slack, and the keeper adds the slack to the log's time to live. A log without a known last use
+counts as used now.
 
 Invariant: once a keeper has found a log expired, the log stays expired for that keeper until the
 log is deleted or another keeper is appointed.
@@ -20,12 +20,12 @@ _SLACK_S_MAX: Final = 60.0
 
 
 def slack_s(idle_s: int) -> float:
-    """Seconds for which one report covers further accesses, and by which expiry is delayed."""
+    """Seconds for which one report covers further accesses. Expiry is delayed by the same time."""
     return min(idle_s / 4, _SLACK_S_MAX)
 
 
 class Kept:
-    """A keeper's memory: the last use of each log, by the keeper's term, in seconds awake."""
+    """A keeper's memory of the last use of each log, by the keeper's term, in seconds awake."""
 
     def __init__(self) -> None:
         """Start with an empty memory."""
@@ -34,7 +34,7 @@ class Kept:
         self._expired: set[str] = set()
         """Terms of expired logs whose deletion is not settled yet."""
         self._gone: OrderedDict[str, None] = OrderedDict()
-        """Terms of deleted logs: a late request with older metadata must not revive such a log."""
+        """Terms of deleted logs, which a late request with older metadata must not revive."""
 
     def lives(self, term: str, idle_s: int, now_s: float, *, is_access: bool) -> bool:
         """Whether a log has not expired. An access counts as a use unless the log has expired."""
@@ -71,7 +71,7 @@ class Kept:
 
 
 class Reported:
-    """When this process last reported each log's use to the log's keeper, by the keeper's term.
+    """The times of this process's last report of each log's use, by the keeper's term.
 
     Times are in seconds of a clock that also advances while the process stands still.
     """

@@ -15,8 +15,8 @@ NO_LEDGER: Final = -1
 
 ASSIGNED_ID_END: Final = 2**52
 """The first ledger id that callers may choose; metadata assigns lower ids, counting up from 1. So
-the highest id below this bound on any bookie was assigned, and a database that went back assigns
-only ids above it (rule 17).
+the highest id below this bound on any bookie is an assigned one, and a database that was restored
+from a backup assigns only higher ids (rule 17).
 """
 
 KEY_BYTES: Final = 32

@@ -1,8 +1,8 @@
 """`copy` and `key` of state machines, generated once for each class from the class's fields.
 
 The explorer treats machines with equal keys as one state, so a key that lacks a field would hide
-states. So a new field is part of the key, unless its annotation says why not (`Out`). A field whose
-type is neither immutable nor `Keyed` raises TypeError.
+states. A new field is therefore part of the key, unless its annotation gives a reason to leave it
+out (`Out`). A field whose type is neither immutable nor `Keyed` raises TypeError.
 """
 
 from collections.abc import Callable
@@ -104,14 +104,14 @@ def left_out(hint: Any) -> str | None:
 
 
 def _way(hint: Any) -> _Way | None:
-    """How to copy and key a field with this annotation; None if its values are immutable."""
+    """The functions that copy and key a field of this type; None if its values are immutable."""
     if get_origin(hint) is Annotated:
         return _PART if IsKeyed in hint.__metadata__ else _way(hint.__origin__)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         ways = [way for way in map(_way, args) if way is not None]
         if any(way is not _PART for way in ways):
-            raise TypeError(f"{hint}: only a part may be optional")
+            raise TypeError(f"{hint}: only an immutable value or a `Keyed` part may be optional")
         return _PART if ways else None
     if origin in (list, dict):
         value = _way(args[-1])
@@ -127,7 +127,7 @@ def _way(hint: Any) -> _Way | None:
     elif isinstance(hint, type) and _is_value(hint):
         return None
     raise TypeError(
-        f"{hint}: a state is made of immutable values, lists and dicts of them, and parts"
+        f"{hint}: fields must be immutable, lists or dicts of immutable values, or `Keyed`"
     )
 
 

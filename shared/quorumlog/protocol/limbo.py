@@ -1,6 +1,7 @@
-"""Limbo of a ledger on a bookie's new incarnation: the entries that the bookie should hold, and
-those that it still lacks (rule 15). Pure functions of metadata, a member's name and the ranges that
-the bookie holds; the bookie and the simulator call them.
+"""Computes the entries that a bookie should store, and those that it lacks (rule 15).
+
+A new incarnation of a bookie stays in limbo for a ledger while it lacks entries of the ledger. The
+bookie and the simulator call these pure functions.
 """
 
 from collections.abc import Iterator
@@ -28,9 +29,9 @@ def older_members(row: LedgerMetadata, me: str) -> list[str]:
 
 
 def places(row: LedgerMetadata, member: str) -> Iterator[tuple[int, int]]:
-    """The entry ranges of the fragments that name a member, or in which the member was replaced
-    but is still kept (rule 20b). The range of an open fragment ends at ENDLESS. An empty fragment
-    has a range of one entry, because its member must be replaced too.
+    """The entry ranges of the fragments that name a member, or that still keep the member after its
+    replacement (rule 20b). The range of an open fragment ends at ENDLESS. An empty fragment has a
+    range of one entry, because its member must be replaced too.
     """
     kept = {r.first_entry for r in row.placed_repairs if r.leaving == member}
     for index, fragment in enumerate(row.fragments):
@@ -49,9 +50,9 @@ def expected(row: LedgerMetadata, me: str) -> Iterator[tuple[int, int, int]]:
 
 
 def lacking(row: LedgerMetadata, position: int, first: int, last: int, held: Ranges) -> Ranges:
-    """The entries of first..last that a position should store, but that are not in `held`. While
-    there are any, the ledger stays in limbo (I27). Entries that were accepted as lost are not
-    expected (rule 31).
+    """The entries of first..last that a position should store, but that `held` lacks. The ledger
+    stays in limbo while it lacks entries (I27). Entries that were accepted as lost don't count
+    (rule 31).
     """
     gaps = tuple(part for gap in complement(held, first, last) for part in row.kept(*gap))
     if row.quorum.write_quorum == row.quorum.ensemble_size:

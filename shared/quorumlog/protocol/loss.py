@@ -1,9 +1,9 @@
-"""Proves which entries no bookie can serve any longer, so that an operator may accept their loss.
+"""Proves that no bookie can serve an entry any longer, so that an operator may accept the loss.
 
-An entry is proven lost if every bookie that could hold it has answered, and none has it (rule 31).
-A bookie's answer counts for all its incarnations, because it is about the bookie's disk. Silence
-proves nothing, and a copy that can't be read proves nothing (X15): only an operator may declare
-such a member lost for ever (rule 14).
+An entry is proven lost if every bookie that could have the entry has denied it (rule 31). A
+bookie's answer counts for all its incarnations, because it is about the bookie's disk. Silence and
+unreadable copies prove nothing (X15), so only an operator may declare such a member lost for ever
+(rule 14).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ class Word(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The entries of a range that a bookie's index lists, and which of them can't be read."""
+    """The entries of a range that a bookie's index lists, and the unreadable ones among them."""
 
     present: Ranges
     damaged: Ranges
@@ -39,7 +39,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Entries first..last, about each of which their possible holders gave the same answers."""
+    """Entries first..last for which each bookie that could hold them gave one answer."""
 
     first: int
     last: int
@@ -51,8 +51,8 @@ class Answers:
         return f"entries {self.first} to {self.last} ({said})"
 
     def is_lost(self, declared: Iterable[str] = ()) -> bool:
-        """Whether no member can serve these entries: each denied them, or is in `declared`
-        (lost for ever) and does not hold them.
+        """Whether no member can serve these entries. Each must have denied them, or be declared
+        lost for ever (in `declared`) without having reported that it holds them.
         """
         return all(
             word is Word.ABSENT or (word is not Word.HELD and member in declared)
@@ -61,8 +61,8 @@ class Answers:
 
 
 def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
-    """The members that could hold an entry, sorted: its write set, targets of repairs of its
-    fragment (rule 20), and replaced members that are still kept (rule 20b).
+    """The members that could hold an entry, sorted: its write set, the targets of its fragment's
+    repairs (rule 20), and replaced members that are still kept (rule 20b).
     """
     first = row.fragment_of(entry_id).first_entry
     targets = {repair.target for repair in row.repairs if repair.first_entry == first}
@@ -73,7 +73,7 @@ def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
 def answers(
     row: LedgerMetadata, ids: Iterable[int], reported: Mapping[str, Holding | None]
 ) -> Iterator[Answers]:
-    """The answers about ascending ids, as one range for adjacent entries with equal answers."""
+    """The answers about ascending ids, with adjacent entries of equal answers joined to ranges."""
     found: Answers | None = None
     for entry_id in ids:
         words = []

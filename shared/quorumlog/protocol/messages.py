@@ -51,16 +51,16 @@ class CasStatus(StrEnum):
 
 
 class Timer(Enum):
-    """The timers that machines start. The driver knows the durations (docs/protocol.md, Times)."""
+    """The timers that machines start. The driver sets their durations (docs/protocol.md, Times)."""
 
     ADD = "add"
-    """An add has had no answer for 2 s: its slot counts as failed."""
+    """An add has had no answer for 2 s, so its slot counts as failed."""
     QUORUM = "quorum"
-    """The oldest pending entry has lacked its ack quorum for 10 s: the writer ends."""
+    """The oldest pending entry has lacked its ack quorum for 10 s, so the writer ends."""
     HEDGE = "hedge"
-    """A read has had no answer for 50 ms: the next member is asked too."""
+    """A read has had no answer for 50 ms, so the next member is asked too."""
     RETRY = "retry"
-    """After 1 s a failed step is retried (no spare bookie was found, or the store was away)."""
+    """A step failed 1 s ago (no spare bookie, or the store was unreachable), and is retried."""
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class SendAdd:
 
     `recovery`: the add passes the fence and replaces a copy that fails its CRC (rules 2 and 12).
     `row`: metadata that names the member; before the member acknowledges the run, it stores a copy
-    of `row` (rule 18b). A recovery add has none.
+    of `row` (rule 18b). A recovery add has no `row`.
     """
 
     position: int
@@ -186,9 +186,9 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The machine's work failed; `code` is that of a class in the error tree.
+    """The machine's work failed; `code` is the error code of a class in `errors.py`.
 
-    For a writer: all pending entries from `first` on fail in order, with an unknown outcome.
+    A writer's pending entries from `first` on all fail in order, with an unknown outcome.
     """
 
     code: str
@@ -200,14 +200,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The ledger is CLOSED; this is its metadata."""
+    """The ledger is CLOSED, with this metadata."""
 
     metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A member of a fragment holds all entries that it should; this is the ledger's metadata."""
+    """The repair is done, and the ledger has this metadata."""
 
     metadata: LedgerMetadata
 
@@ -220,7 +220,7 @@ class RecoveryNeeded:
 @dataclass(frozen=True, slots=True)
 class EntriesRead:
     """A reader's next entries in order, all with valid digests. `is_last`: the reader has returned
-    all entries, or as many bytes as requested.
+    all requested entries or bytes.
     """
 
     run: Run
@@ -249,7 +249,7 @@ Effect = (
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Begin the task that the machine was created with (RangeReader, FragmentRepair)."""
+    """Begin the task for which the machine was created (RangeReader, FragmentRepair)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,8 +339,8 @@ class RowAnswered:
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswered:
-    """The answer to UpdateMetadata and ReadMetadata. `metadata` is the current metadata, if known.
-    After a successful change it has the new version.
+    """The answer to UpdateMetadata and ReadMetadata. `metadata` is the current metadata, if known;
+    after a successful change, the changed metadata.
     """
 
     attempt: int

@@ -96,28 +96,28 @@ class Deletion(StrEnum):
 
     ALONE = "ledger"
     WITH_LOG = "log"
-    """The ledger and its log, with all ledgers that the log had named earlier."""
+    """The ledger and its log, with all ledgers that the log named earlier."""
     OF_LOG = "log-only"
     """Only the ledger's log. The ledger stays, because forks name it (rule 27a)."""
 
 
 PREDECESSORS_KEPT = 4
-"""Number of predecessors in a lineage. A rebuild can bridge a gap of one ledger fewer."""
+"""Number of predecessors in a lineage. A rebuild can bridge one fewer missing ledger in a row."""
 
 SHARED_KEPT = 64
 """Maximum shared ledgers in a fork's lineage: 16 GiB with default limits. Chosen by judgement."""
 
 
 REPLACED_MAX = 1000
-"""Ledgers that one ledger may replace, chosen by judgement: its copies name all (rule 27c)."""
+"""Maximum ledgers that one ledger replaces; its copies name all (rule 27c). By judgement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The log in which a ledger was placed, and the ledgers before it there (rule 18f)."""
+    """A ledger's place in its log: the log, and the ledgers before this one (rule 18f)."""
 
     log_created_at: Text
-    """The log's creation time, which tells apart logs that had the name one after another."""
+    """The log's creation time, which distinguishes the log from earlier and later namesakes."""
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
     """(id, first offset) of the nearest earlier ledgers with records, ascending."""
     published_ms: Number = 0
@@ -130,12 +130,12 @@ class Lineage:
     forked_at: Number | None = None
     """A fork's first own offset. Records with lower offsets are in ledgers of other logs."""
     shared: tuple[tuple[LedgerId, EntryId], ...] = ()
-    """Of a fork: the nearest ledgers that it shares with other logs, in the form of `before`."""
+    """The nearest ledgers that a fork shares with other logs, in the form of `before`."""
     writer_token: Number = 0
     """The log's writer token; 0 if the log was never opened for one writer (rule 22a)."""
     replaced: Annotated[tuple[tuple[LedgerId, EntryId], ...], Bounds(max_length=REPLACED_MAX)] = ()
-    """Of a rewrite (rule 27c): id and first offset of all ledgers whose records it has, ascending,
-    also of those that were replaced by a ledger which it replaced."""
+    """Id and first offset of each ledger that a rewritten ledger replaced, directly or indirectly,
+    ascending (rule 27c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,33 +190,36 @@ class LedgerMetadata(Value):
     extra: Pairs = ()
     """Tags that services store with a ledger (transaction, partition, attempt)."""
     deletion: Deletion | None = None
-    """Only in a copy: what was deleted (rule 18e). The store's own tombstone has only an id and a
-    version."""
+    """The object of the deletion, set only in a copy (rule 18e). A tombstone in the store has only
+    an id and a version."""
 
     def check(self) -> None:
         """Assert the invariants of this metadata."""
         firsts = [fragment.first_entry for fragment in self.fragments]
-        assert firsts, "a ledger has at least one fragment"
-        assert firsts[0] == 0, "I22: the first fragment starts at 0"
-        assert all(a < b for a, b in itertools.pairwise(firsts)), "I22: firsts grow"
+        assert firsts, "a ledger must have at least one fragment"
+        assert firsts[0] == 0, "the first fragment must begin at entry 0 (I22)"
+        assert all(a < b for a, b in itertools.pairwise(firsts)), "fragments must ascend (I22)"
         for fragment in self.fragments:
-            assert len(fragment.bookies) == self.quorum.ensemble_size, "I22: E members"
-            assert len(set(fragment.bookies)) == len(fragment.bookies), "I22: distinct members"
+            size, members = self.quorum.ensemble_size, fragment.bookies
+            assert len(members) == size, "a fragment must have ensemble_size members (I22)"
+            assert len(set(members)) == size, "a fragment must have distinct members (I22)"
         if self.state is State.CLOSED:
-            assert self.last_entry is not None, "I21"
-            assert self.length is not None, "I21"
-            assert firsts[-1] <= self.last_entry + 1, "I23"
+            assert self.last_entry is not None, "a CLOSED ledger must have last_entry (I21)"
+            assert self.length is not None, "a CLOSED ledger must have length (I21)"
+            assert firsts[-1] <= self.last_entry + 1, "no fragment may begin after the end (I23)"
         else:
-            assert self.last_entry is None, "I21"
-            assert self.length is None, "I21"
+            assert self.last_entry is None, "only a CLOSED ledger may have last_entry (I21)"
+            assert self.length is None, "only a CLOSED ledger may have length (I21)"
         if self.lost_entries:
             ids = [entry_id for lost in self.lost_entries for entry_id in lost]
-            assert self.last_entry is not None, "rule 31: only of a CLOSED ledger"
-            assert ids[0] >= 0, "rule 31: ids of the ledger"
-            assert ids[-1] <= self.last_entry, "rule 31: ids of the ledger"
-            assert all(first <= last for first, last in self.lost_entries), "ranges"
-            assert all(a + 1 < b for a, b in zip(ids[1::2], ids[2::2], strict=False)), "apart"
-            assert self.may_lack_entries, "rule 31: may_lack_entries is set"
+            assert self.last_entry is not None, "lost_entries need a CLOSED ledger (rule 31)"
+            assert ids[0] >= 0, "lost_entries must not be below 0 (rule 31)"
+            assert ids[-1] <= self.last_entry, "lost_entries must not exceed last_entry (rule 31)"
+            is_range = all(first <= last for first, last in self.lost_entries)
+            assert is_range, "a range of lost_entries must not end before it begins"
+            is_apart = all(a + 1 < b for a, b in zip(ids[1::2], ids[2::2], strict=False))
+            assert is_apart, "ranges of lost_entries must ascend and not touch"
+            assert self.may_lack_entries, "lost_entries need may_lack_entries (rule 31)"
 
     @property
     def last_fragment(self) -> Fragment:
@@ -228,7 +231,7 @@ class LedgerMetadata(Value):
         for index in range(len(self.fragments) - 1, -1, -1):
             if self.fragments[index].first_entry <= entry_id:
                 return index
-        raise ValueError(f"entry id {entry_id} is below 0")
+        raise ValueError(f"an entry id must be at least 0 (got {entry_id})")
 
     def fragment_of(self, entry_id: int) -> Fragment:
         """The fragment that contains an entry id."""
@@ -288,7 +291,7 @@ class LedgerMetadata(Value):
         """
         last = self.last_fragment
         if first_entry < last.first_entry:
-            raise ValueError(f"a fragment at {first_entry} is below {last.first_entry}")
+            raise ValueError(f"a fragment can't begin at {first_entry}, below {last.first_entry}")
         kept = self.fragments[:-1] if first_entry == last.first_entry else self.fragments
         return replace(self, fragments=(*kept, Fragment(first_entry, bookies)))
 
@@ -299,7 +302,7 @@ class LedgerMetadata(Value):
         fragment = self.fragments[index]
         first = fragment.first_entry
         if old not in fragment.bookies or new in fragment.bookies:
-            raise ValueError(f"{old} cannot be replaced by {new} in fragment {index}")
+            raise ValueError(f"fragment {index} must name {old}, and must not name {new}")
         bookies = tuple(new if member == old else member for member in fragment.bookies)
         return replace(
             self,
@@ -322,11 +325,11 @@ class LedgerMetadata(Value):
                 if repair.leaving != new:
                     yield replace(repair, target=new)
             elif repair.target != new and (repair.leaving != old or repair in placed):
-                # Drops pending repairs of this place, and repairs with `new` as their target.
+                # Drops pending repairs of `old`, and repairs with `new` as their target.
                 yield repair
 
     def with_leaving_released(self, first_entry: int, target: str) -> "LedgerMetadata":
-        """Return metadata without the members kept for `target`, which has a copy (rule 20b)."""
+        """Return metadata that releases the members kept until `target` has a copy (rule 20b)."""
         repairs = tuple(
             r for r in self.repairs if (r.first_entry, r.target) != (first_entry, target)
         )
@@ -334,7 +337,7 @@ class LedgerMetadata(Value):
 
     def with_repair(self, repair: Repair) -> "LedgerMetadata":
         """Return metadata that names `repair.target`, before any entry is copied to it (rule 20).
-        `repair` replaces an earlier worker's pending repair of the same place.
+        `repair` replaces an earlier worker's pending repair of the same member.
         """
         placed = self.placed_repairs
         others = tuple(
@@ -366,14 +369,14 @@ class LedgerMetadata(Value):
 
     def in_recovery(self) -> "LedgerMetadata":
         """Return metadata in IN_RECOVERY: the writer can no longer change the ensemble."""
-        assert self.state is not State.CLOSED, "I21: CLOSED is the end"
+        assert self.state is not State.CLOSED, "a CLOSED ledger can't be recovered (I21)"
         return replace(self, state=State.IN_RECOVERY)
 
     def closed(self, *, last_entry: int, length: int) -> "LedgerMetadata":
         """Return metadata of the CLOSED ledger, with `length` payload bytes up to `last_entry`
         (NO_ENTRY: it is empty). Fragments beyond the end are dropped, except the first (I23).
         """
-        assert self.state is not State.CLOSED, "I4: a ledger has one end"
+        assert self.state is not State.CLOSED, "a CLOSED ledger can't be closed again (I4)"
         assert last_entry >= NO_ENTRY
         kept = tuple(
             fragment

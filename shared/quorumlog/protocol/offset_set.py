@@ -1,4 +1,4 @@
-"""Sets of offsets, as the bits of one number: small and fast if the offsets lie close together."""
+"""Sets of offsets as bits of one integer, which is compact if the offsets are close together."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """An immutable set of offsets. The bit n of `bits` stands for the offset `first` + n. Create
-    sets by `of`, `span` and the operators: their results have the lowest bit set, and an empty set
+    """An immutable set of offsets. Bit n of `bits` stands for the offset `first` + n. Create sets
+    with `of`, `span` and the operators: their results have the lowest bit set, and an empty set
     has `first` 0, so that sets of the same offsets compare equal.
     """
 
@@ -41,7 +41,7 @@ class Offsets:
         return cls(first, bits)
 
     def __len__(self) -> int:
-        """How many offsets are in the set."""
+        """The number of offsets in the set."""
         return self.bits.bit_count()
 
     def __contains__(self, offset: int) -> bool:
@@ -108,7 +108,7 @@ class Offsets:
 
     @property
     def packed_size(self) -> int:
-        """A rough upper bound of the characters of the `packed` form."""
+        """A rough upper bound on the number of characters in the `packed` form."""
         if self.bits <= 1:
             return 38
         return 24 + min(14 * self._run_count, 140 + self.bits.bit_length() // 4)
@@ -127,8 +127,8 @@ class Offsets:
         return self.below(self.first + low)
 
     def packed(self) -> list[int | str]:
-        """A short form for JSON: `first`, then the lengths of runs alternating with the lengths of
-        gaps. If runs are short, `first` and the bits as one hexadecimal number.
+        """A compact form for JSON: `first`, then alternating lengths of runs and gaps. A set with
+        short runs is packed as `first` and the bits as one hexadecimal number.
         """
         if 56 * self._run_count > self.bits.bit_length() > 64:
             return [self.first, f"{self.bits:x}"]
@@ -141,7 +141,7 @@ class Offsets:
 
     @classmethod
     def unpacked(cls, parts: Sequence[int | str]) -> "Offsets":
-        """The set of a `packed` form. Raises: TypeError, ValueError."""
+        """Parse the `packed` form of a set. Raises: TypeError, ValueError."""
         first, *rest = parts
         if len(rest) == 1 and isinstance(rest[0], str):
             return _normal(int(first), int(rest[0], 16))

@@ -5,11 +5,11 @@
     APPENDING -> READING           another gateway appended: read, and decide again
     READING -> PAUSING -> READING  another gateway's append can't be read yet
 
-Each append succeeds only if the log ends where this store has read its end. So a store that was
+An append succeeds only if the log still ends where this store has read its end. So a store that was
 overtaken, because it hung or lost the log, decides nothing. An append of unknown outcome does no
-harm: the next append fails if that append succeeded, and otherwise prevents it. If a store was
-overtaken and its process does not own the log, the store hands all requests back (rule 32): the
-owner may have decided other copies of these requests.
+harm: the next append fails if the earlier one succeeded, and prevents it otherwise. If a store was
+overtaken and its process does not own the log, the store hands all requests back (rule 32), because
+the owner may have decided other copies of these requests.
 
 The store waits for one append, read or pause at a time. It answers requests only after an
 acknowledged append, so no answer depends on memory alone.
@@ -28,20 +28,20 @@ from quorumlog.protocol.rows import Batch, Rows, Stamp
 _CARRIED: Final = 64
 """Minimum number of old rows that an append writes again if the log is long."""
 _SLACK: Final = 10_000
-"""How many rows and records the log may have beyond four times the number of current rows."""
+"""Rows and records that the log may have beyond four times the number of current rows."""
 _TRUNCATE_EVERY: Final = 1000
 """Number of unneeded records after which the log is truncated. Only whole ledgers are dropped."""
 _KEPT_RECORDS: Final = 10_000
-"""How many of the newest records stay in the log for their tokens (rule 32). By judgement."""
+"""Number of newest records that stay in the log for their tokens (rule 32). By judgement."""
 _SLACK_CHARS: Final = 64 << 20
-"""How many characters the log may have beyond four times those of the current rows. Matters only
-for large rows, such as those of queues."""
+"""Characters that the log may have beyond four times the characters of the current rows. Matters
+only for large rows, such as rows of queues."""
 _TRUNCATE_CHARS: Final = 16 << 20
 """Characters of new rows after which the log is truncated, even if few records are unneeded."""
 _KEPT_CHARS: Final = 64 << 20
-"""Records stay in the log for their tokens up to this many characters. Chosen by judgement."""
+"""Maximum characters of records that stay in the log for their tokens. Chosen by judgement."""
 _TRIES: Final = 20
-"""A request is rejected after so many decisions that appends of other gateways made void."""
+"""Maximum tries to decide a request, each of which another gateway's append may make void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class BatchesRead:
-    """Batches of the log up to `next`; more may follow. Without batches, the log ends at `next`."""
+    """Batches of the log up to `next`, where more may follow. If empty, the log ends at `next`."""
 
     batches: tuple[tuple[int, Batch[Any]], ...]
     next: int
@@ -91,7 +91,7 @@ class BatchesRead:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """The offset to read from was truncated: read again from the log's beginning."""
+    """The offset to read from was truncated, so the store reads from the log's beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Truncate the log: no record below `before` is needed. Not answered."""
+    """Truncate the log below `before`, where no record is needed. Not answered."""
 
     before: int
 
@@ -161,14 +161,14 @@ class OffsetStore:
     """The store of one gateway for the rows of one log, of consumers or of queues."""
 
     def __init__(self, expiry_ms: int = 0, kind: Callable[[], Rows[Any]] = Positions) -> None:
-        """`expiry_ms`: the time without use after which a row expires; 0: never. `kind`: creates
-        the state without rows.
+        """Start without having read the log. `expiry_ms`: the time without use after which a row
+        expires; 0: never. `kind`: creates a state without rows.
         """
         self._expiry_ms, self._kind = expiry_ms, kind
         self.phase = Phase.IDLE
         self.state = kind()
         self.end: int | None = None
-        """The offset up to which the log was applied; None if the log was not read yet."""
+        """The offset up to which records were applied; None before the first read."""
         self._queue: deque[_Waiting] = deque()
         self._decided: list[tuple[_Waiting, Any]] = []
         self._batch: Batch[Any] = Batch()
@@ -176,12 +176,13 @@ class OffsetStore:
         self._truncated = 0
         self._truncated_chars = 0
         self._has_read = False
-        """Whether the current reads need no pause before the next append."""
+        """Whether an append may follow the current reads without a pause."""
         self._out: list[Effect] = []
 
     def step(self, event: Event, now_s: float, wall_ms: int, database_ms: int = 0) -> list[Effect]:
-        """Handle an event and return the effects. `now_s`: a clock that never runs faster than real
-        time, and may stand still. `database_ms`: the database's time; 0 if unknown or in doubt.
+        """Process an event and return the effects. `now_s`: a clock that never runs faster than
+        real time, and may stand still. `database_ms`: the database's time; 0 if unknown or in
+        doubt.
         """
         match event:
             case Asked(key, request, stamp):
@@ -240,7 +241,7 @@ class OffsetStore:
         self._out.append(AppendBatch(end, self._batch))
 
     def _appended(self) -> None:
-        assert self.end is not None, "an append names its end"
+        assert self.end is not None, "an append must follow a read"
         self.phase = Phase.IDLE
         self.state.fold(self.end, self._batch)
         self.state.hold(self._held_until)
@@ -263,7 +264,7 @@ class OffsetStore:
             if waiting.tries < _TRIES:
                 self._queue.appendleft(waiting)
             else:
-                busy = EntryUnavailable("other gateways keep changing what this one decides: retry")
+                busy = EntryUnavailable("other gateways kept changing the same log: retry")
                 self._out.append(Reported(waiting.key, busy))
         self._decided = []
         self._has_read = False
@@ -272,7 +273,7 @@ class OffsetStore:
     def _hand_back(self) -> None:
         lost = [*(waiting for waiting, _ in self._decided), *self._queue]
         self._decided, self._queue, self.phase = [], deque(), Phase.IDLE
-        away = NotTheOwner("this gateway no longer owns the log of these rows")
+        away = NotTheOwner("another gateway now owns the log that stores these rows: retry")
         self._out.extend(Reported(waiting.key, away) for waiting in lost)
 
     def _failed(self, error: QuorumLogError) -> None:
@@ -300,6 +301,6 @@ class OffsetStore:
         elif self._has_read:
             self.phase = Phase.IDLE
         else:
-            self._has_read = True  # one pause is enough: the next append finds the log's end
+            self._has_read = True  # one pause is enough, as the next append checks the log's end
             self.phase = Phase.PAUSING
             self._out.append(Pause())

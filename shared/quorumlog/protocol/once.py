@@ -1,4 +1,4 @@
-"""The name that all copies of a request share, so that only one is carried out (rule 6a)."""
+"""The name shared by all copies of a request, so that only one copy is carried out (rule 6a)."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,4 +17,4 @@ class Once:
     token: Attempt
     """A UUID derived from the caller, the operation, its target and the caller's key."""
     content: Annotated[str, Bounds(pattern="^[0-9a-f]{32}$")]
-    """A keyed digest of the request. The same token with another digest is an error."""
+    """A keyed digest of the request. Using one token with two digests is an error."""

@@ -44,7 +44,7 @@ def unpack(data: S) -> S | bytes:
     """Decompress a batch's columns, at most BATCH_BYTES_MAX. An uncompressed batch is returned
     unchanged.
 
-    Raises: BadBatch. At most one byte more than the head announces is decompressed.
+    Raises: BadBatch. Decompresses at most one byte more than the size that the head states.
     """
     if not batch.is_packed(data):
         return data
@@ -53,7 +53,7 @@ def unpack(data: S) -> S | bytes:
         decoder = zstd.ZstdDecompressor(options=_OPTIONS)
         columns = decoder.decompress(frame, size + 1)
     except zstd.ZstdError as error:
-        raise BadBatch(f"a record batch's columns can't be unpacked: {error}") from error
+        raise BadBatch(f"can't decompress the record batch's columns: {error}") from error
     if len(columns) != size or not decoder.eof or decoder.unused_data:
-        raise BadBatch("a record batch's columns unpack to another size than its head announces")
+        raise BadBatch("the record batch's columns don't decompress to the size in its head")
     return batch.with_plain(data, columns)

@@ -10,14 +10,14 @@ from quorumlog.protocol.ids import member_name
 
 _ROOM_MIN_BYTES: Final = 64 << 20
 _ROOM_TIMES: Final = 4
-"""Largest plausible ratio of a member's free space to the median. Chosen by judgement."""
+"""Largest credible ratio of a member's free space to the median. Chosen by judgement."""
 
 
 def ensemble(
     size: int, candidates: Sequence[str], zones: Mapping[str, str] | None = None
 ) -> tuple[str, ...] | None:
     """Choose `size` candidates, spread over zones as evenly as possible; None if there are too few.
-    Neighbours share a write set, and come from different zones where possible.
+    Neighbours come from different zones where possible, because they share a write set.
     """
     chosen: list[str] = []
     for _ in range(size):
@@ -47,7 +47,7 @@ def spread(
 
 
 def weights(rooms: Mapping[str, int]) -> dict[str, int]:
-    """How often each member should be chosen, relative to the others, by its reported free bytes.
+    """Relative frequency at which each member should be chosen, by its reported free bytes.
 
     Reports are not verified. So the weight is at most four times the lower median: no member
     attracts most new ledgers by reporting a large number. A member that is nearly full or

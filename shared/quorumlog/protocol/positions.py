@@ -1,6 +1,6 @@
-"""Committed offsets of consumers, and their leases: the state, and how requests change it (ADR 37).
+"""Decides requests about consumers: their committed offsets and leases (ADR 37).
 
-The consumers are rows of the log of committed offsets (`rows.py`). The version of the change that
+Consumers are rows of the log of committed offsets (`rows.py`). The version of the change that
 granted a lease is the lease's fencing token.
 
 Invariants (checked by the simulation in tests/model/positions):
@@ -28,19 +28,19 @@ from quorumlog.errors import (
 from quorumlog.protocol.rows import FreeLog, Key, List, RowDraft, Rows
 
 CONSUMERS_MAX: Final = 50_000
-"""Maximum consumers of all logs, which the owner holds in memory. Chosen by judgement."""
+"""Maximum consumers of all logs, which the owner keeps in memory. Chosen by judgement."""
 LOG_CONSUMERS_MAX: Final = 20_000
-"""Maximum consumers of one log, so that it leaves room for others. Chosen by judgement."""
+"""Maximum consumers of one log, which leaves room for other logs. Chosen by judgement."""
 CALLER_CONSUMERS_MAX: Final = 20_000
-"""Maximum consumers created by one caller, with access tokens. Chosen by judgement."""
+"""Maximum consumers created by one caller, if tokens are required. Chosen by judgement."""
 
 USE_STEP_MS: Final = 86_400_000
-"""A use that changes nothing else is stored only if the stored time of use is off by more than this
-step, or by more than a quarter of the time after which consumers expire."""
+"""A use without another change is stored only if the stored time of use is off by more than this
+step, or by more than a quarter of the expiry time."""
 
 GRACE_S: Final = 3600.0
-"""No consumer expires until the offset store has known the consumers for this time, or for their
-expiry time if that is shorter, so that users can return after an outage. Chosen by judgement."""
+"""Time for which no consumer expires after the offset store has read the log, so that users can
+return after an outage. The expiry time counts instead if it is shorter. Chosen by judgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class Position:
     log: str
     consumer: str
     created: str
-    """The log's creation time: a later log of the same name has another one."""
+    """The log's creation time, which distinguishes the log from later namesakes."""
     offset: int
     version: int
     token: int = 0
-    """The highest fencing token that was granted; 0 if none was."""
+    """The highest fencing token that was granted; 0 before the first lease."""
     holder: str = ""
     """The holder of the newest lease, even if the lease has expired; empty if there is none."""
     lease_ms: int = 0
     committed_ms: int = 0
-    """The commit's time by the clock of the gateway that decided the commit; only for display."""
+    """The time of the commit, by the clock of the gateway that decided it. Only for display."""
     used_ms: int = 0
     """The database's time at the last use, within `USE_STEP_MS`; 0 if that time was unknown."""
     caller: str = ""
@@ -108,10 +108,10 @@ class Acquire:
     lease_ms: int
     offset: int
     first_offset: int
-    """The log's first offset: earlier records were dropped."""
+    """The log's first offset, below which records were dropped."""
     caller: str = ""
     started: int = 0
-    """When the worker started, in any unit; 0 if unknown."""
+    """The worker's start time, in any unit; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,9 @@ Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
 def counts_once(request: Request) -> bool:
-    """Whether a request needs a `Stamp`. Commits and renewals by fencing token need none: they are
-    rejected once another worker got the lease, and a commit moves an offset only forwards.
+    """Whether a request needs a `Stamp`. Commits and renewals by fencing token need no stamp,
+    because they are rejected once another worker has the lease, and a commit moves an offset only
+    forwards.
     """
     if isinstance(request, Commit):
         return request.token is None
@@ -178,14 +179,14 @@ def counts_once(request: Request) -> bool:
 
 
 class Positions(Rows[Position]):
-    """All consumers that the log of committed offsets contains, and when their leases end."""
+    """All consumers that the log of committed offsets contains, and the ends of their leases."""
 
     noun, absent = "consumer", NoSuchConsumer
 
     def __init__(self) -> None:
         super().__init__()
         self.callers: Counter[str] = Counter()
-        """How many consumers each caller has created."""
+        """The number of consumers that each caller has created."""
 
     def draft(
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
@@ -213,7 +214,7 @@ class Positions(Rows[Position]):
         return row
 
     def held_until(self, row: Position) -> float:
-        """When a consumer's lease ends, in seconds of time awake."""
+        """The time when a consumer's lease ends, in seconds of time awake."""
         end: float = self._held_until.get(row.key, self.since_s + row.lease_ms / 1000)
         return end
 
@@ -238,7 +239,7 @@ class Draft(RowDraft[Position]):
         self._state, self._wall_ms = state, wall_ms
         self._database_ms, self._expiry_ms = database_ms, expiry_ms
         self._more: Counter[str] = Counter()
-        """Created minus deleted consumers of this batch: of all logs, of a log, of a caller."""
+        """Created minus deleted consumers of this batch, in all and by log and caller."""
 
     def _perform(self, request: _OfOne) -> Answer:
         match request:
@@ -316,7 +317,8 @@ class Draft(RowDraft[Position]):
         self._check_version(row, request.version)
         if request.offset < row.offset:
             raise PositionBehind(
-                f"the committed offset is {row.offset}, and only a reset moves it back",
+                f"offset {request.offset} is below the committed offset {row.offset}: reset the "
+                "consumer to move back",
                 log=row.log,
                 consumer=row.consumer,
                 offset=row.offset,
@@ -334,13 +336,13 @@ class Draft(RowDraft[Position]):
         row = self._row((request.log, request.consumer))
         if row is not None:
             _check_log(row, request.created)
-            # Two workers with one name must not take the lease from each other without end.
+            # Two workers with one name must not take the lease from each other for ever.
             if row.holder != request.holder or request.started <= row.started:
                 self._check_free(row)
         at = request.offset if row is None else row.offset
         if at < request.first_offset:
             raise OffsetTruncated(
-                f"the log begins at {request.first_offset}, and the consumer is at {at}: reset it",
+                f"records {at} to {request.first_offset - 1} were truncated: reset the consumer",
                 log=request.log,
                 consumer=request.consumer,
                 offset=at,
@@ -372,10 +374,11 @@ class Draft(RowDraft[Position]):
         for count, bound, whose in (
             (len(state.rows) + more["all"], CONSUMERS_MAX, "the cluster has"),
             (of_log, LOG_CONSUMERS_MAX, f"the log {row.log} has"),
-            (of_caller, CALLER_CONSUMERS_MAX, "this token's bearer has made"),
+            (of_caller, CALLER_CONSUMERS_MAX, "this caller has created"),
         ):
             if count >= bound:
-                raise TooManyConsumers(f"{whose} {bound} consumers: delete some", log=row.log)
+                detail = f"{whose} {bound} consumers, the maximum: delete some"
+                raise TooManyConsumers(detail, log=row.log)
 
     def _put(self, row: Position) -> Position:
         row = replace(row, version=self._version, used_ms=self._database_ms)
@@ -383,7 +386,7 @@ class Draft(RowDraft[Position]):
         return row
 
     def _used(self, row: Position) -> Position:
-        """Return the consumer. Updates its time of use if that is off by more than a step."""
+        """Return the consumer, with a new time of use if the stored one is off by over a step."""
         step_ms = min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS)
         return self._put(row) if abs(self._database_ms - row.used_ms) > step_ms else row
 
@@ -405,7 +408,7 @@ class Draft(RowDraft[Position]):
         if row.holder and self._now_s < until_s:
             left_ms = max(1, round((until_s - self._now_s) * 1000))
             raise LeaseHeld(
-                f"{row.holder} holds the lease for another {left_ms} ms, unless it renews it",
+                f"{row.holder} holds the lease for {left_ms} ms, unless renewed: retry later",
                 log=row.log,
                 consumer=row.consumer,
                 holder=row.holder,
@@ -416,7 +419,7 @@ class Draft(RowDraft[Position]):
 def _check_log(row: Position, created: str) -> None:
     if row.created != created:
         raise LogReplaced(
-            f"the committed offset belongs to an earlier log {row.log}, which was deleted: reset the consumer",
+            f"the committed offset belongs to a deleted log {row.log}: reset the consumer",
             log=row.log,
             consumer=row.consumer,
         )
@@ -425,7 +428,8 @@ def _check_log(row: Position, created: str) -> None:
 def _check_token(row: Position, token: int) -> None:
     if token != row.token or not row.holder:
         raise LeaseLost(
-            f"the last fencing token is {row.token}, held by {row.holder or 'nobody'}",
+            f"fencing token {token} is no longer valid (the last is {row.token}, held by "
+            f"{row.holder or 'no worker'}): acquire the lease again",
             log=row.log,
             consumer=row.consumer,
             fencing_token=row.token,

@@ -19,7 +19,7 @@ class PutQueue:
     start: int = 0
     """The first record of a new queue."""
     dead_end: int = 0
-    """The end of the dead-letter log: no dead letter of a new queue is below it."""
+    """The end of the dead-letter log, below which no dead letter of a new queue is."""
     dead_created: str = ""
     version: int | None = None
     """The expected `settings_version`."""
@@ -29,7 +29,7 @@ class PutQueue:
 
 @dataclass(frozen=True, slots=True)
 class LookQueue:
-    """Return one queue, after its records that were given too often were added to a move to the
+    """Return one queue, after records whose last attempt has ended were added to a move to the
     dead-letter log.
     """
 
@@ -54,28 +54,28 @@ class Take:
     queue: str
     created: str
     first_offset: int
-    """The log's first offset: earlier records were dropped."""
+    """The log's first offset, below which records were dropped."""
     end: int
     count: int
     keys: tuple[tuple[int, int], ...] = ()
-    """With the order `key`: offsets, each with the number of its key; 0: the record has no key."""
+    """With the order `key`, pairs of offset and key number; 0 for a record without a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The records of a new claim, grouped by how often they were given."""
+    """The records of a new claim, grouped by their number of attempts."""
 
     token: int
     records: tuple[tuple[int, Offsets], ...]
     lease_ms: int
     limit: str = ""
-    """The bound because of which the queue gives no further records; empty: none."""
+    """The bound that keeps the queue from giving further records; empty: none."""
     wait_ms: int = -1
     """Milliseconds until the first lease or delay ends; -1: none, or records were given."""
     order: str = Order.NONE
     floor: int = 0
     acked: Offsets = NONE
-    """With the order `key`: the done records above the floor."""
+    """With the order `key`, the done records above the floor."""
 
 
 class Settlement(StrEnum):
@@ -85,20 +85,21 @@ class Settlement(StrEnum):
     NAK = "nak"
     EXTEND = "extend"
     UNREAD = "unread"
-    """A gateway gives back records that it could not send. The attempt does not count."""
+    """A gateway gives back records that it could not send to the worker. The attempt does not
+    count."""
     LOST = "lost"
     """The records can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Settle claimed records, as `kind` says. Answer: Settled."""
+    """Settle claimed records in the way `kind`. Answer: Settled."""
 
     log: str
     queue: str
     kind: str
     items: tuple[tuple[int, Offsets], ...]
-    """Tokens, each with offsets of its claim. No offsets mean all that the claim still has."""
+    """Tokens, each with offsets of its claim. Without offsets, all records of the claim count."""
     delay_ms: int = 0
     """Milliseconds until records that are given back may be given again."""
     reason: str = ""
@@ -117,7 +118,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How many records were settled, and which records were refused."""
+    """The number of settled records, and the refused records."""
 
     done: int
     refused: tuple[Refused, ...] = ()
@@ -125,12 +126,13 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """Send dead letters back: `offsets` in the dead-letter log, all of this queue from `redriven`
-    to `end`. Changes nothing if the queue's `redriven` and `dead_created` differ from `seen`, or if
-    the queue has too many moves. Answer: the queue.
+    """Send this queue's dead letters from `redriven` to `end` back. Has no effect if the queue's
+    `redriven` and `dead_created` differ from `seen`, or if the queue has too many moves. Answer:
+    the queue.
 
-    `created`: the creation time of the queue's log. `dead_created`: that of the present dead-letter
-    log, which may differ from that in `seen`.
+    `created`: the creation time of the queue's log. `dead_created`: the creation time of the
+    present dead-letter log, which may differ from the one in `seen`. `offsets`: all dead letters of
+    this queue in the dead-letter log from `redriven` to `end`.
     """
 
     log: str
@@ -144,7 +146,7 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class BeginMove:
-    """Allow the append of a move. Changes nothing if the move's `since` and `created` differ from
+    """Allow the append of a move. Has no effect if the move's `since` and `created` differ from
     `seen`. Answer: the queue.
 
     `offsets`: the records of the append; the rest becomes another move. `created`: see `Move`.
@@ -161,7 +163,7 @@ class BeginMove:
 
 @dataclass(frozen=True, slots=True)
 class EndMove:
-    """Note that a move's append is done. `lost`: number of records not sent. Answer: the queue."""
+    """Note that a move was appended. `lost`: the number of records not sent. Answer: the queue."""
 
     log: str
     queue: str
@@ -171,9 +173,7 @@ class EndMove:
 
 @dataclass(frozen=True, slots=True)
 class FailMove:
-    """Note the code of the error because of which records can't be sent to the dead-letter log.
-    Answer: the queue.
-    """
+    """Note the code of the error that keeps records from the dead-letter log. Answer: the queue."""
 
     log: str
     queue: str
@@ -186,7 +186,8 @@ QueueRequest = PutQueue | List | FreeLog | OfQueue
 
 
 def is_counted_once(request: QueueRequest) -> bool:
-    """Whether a request needs a `Stamp`. A claim needs none: a copy claims further records, which
-    are given again after a lease. Copies of settlements, moves and redrives change nothing.
+    """Whether a request needs a `Stamp`. A claim needs no stamp, because a copy only claims further
+    records, which are given again after a lease. Copies of settlements, moves and redrives have no
+    effect.
     """
     return isinstance(request, PutQueue | DeleteQueue)

@@ -1,5 +1,7 @@
-"""The state of a work queue (ADR 55): a floor, below which all records are done; the done records
-above the floor; claims, each of which gives some records to one worker; and moves of dead letters.
+"""The state of a work queue, and its changes (ADR 55).
+
+The state has a floor, below which all records are done; the done records above the floor; claims,
+each of which gives some records to one worker; and moves of dead letters.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ class Order(StrEnum):
     NONE = "none"
     """Approximately the log's order, without a guarantee."""
     KEY = "key"
-    """The log's order for each key; workers hold at most one record of a key at a time."""
+    """The log's order for each key. Workers have at most one record of a key at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +26,23 @@ class QueueSettings:
 
     lease_ms: int = 30_000
     max_attempts: int = 0
-    """How often a record is given before it goes to the dead-letter log; 0: without limit."""
+    """Attempts before a record goes to the dead-letter log; 0: without limit."""
     dead_letter_log: str = ""
     order: str = Order.NONE
     max_in_flight: int = 1000
-    """Maximum number of records that were given and are not done."""
+    """Maximum number of unfinished records that were given to workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Records that one worker has, until it settles them or its lease ends."""
+    """Records that were given to one worker, until it settles them or its lease ends."""
 
     token: int
     offsets: Offsets
     hold_ms: int
     """Duration of the lease, or of the delay of records that were given back."""
     is_valid: bool = True
-    """False: the records were given back and wait for the end of a delay. No token settles them."""
+    """False if the records were given back and a delay is running. No token settles them then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,15 @@ class Move:
 
     id: int
     offsets: Offsets
-    """Offsets of records in the queue's log; in the dead-letter log if `is_back`."""
+    """Offsets of records in the queue's log, or in the dead-letter log if `is_back`."""
     is_back: bool = False
     """Whether dead letters go back to the queue's log."""
     since: int = -1
     """The target log's end before the first append was sent; -1 if no append was sent."""
     reason: str = ""
     created: str = ""
-    """The creation time of the dead-letter log, to which the append is sent; if `is_back`, of the
-    dead-letter log from which the records are read."""
+    """The creation time of the dead-letter log to which the append is sent, or from which the
+    records are read if `is_back`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +69,31 @@ class Queue:
     log: str
     queue: str
     created: str
-    """The log's creation time: a later log of the same name has another one."""
+    """The log's creation time, which distinguishes the log from later namesakes."""
     version: int
     settings: QueueSettings
     floor: int
     """All records below this offset are done."""
     next: int
-    """No record at or above this offset was ever given."""
+    """The offset from which on no record was ever given."""
     acked: Offsets = NONE
     """The done records above the floor."""
     claims: tuple[Claim, ...] = ()
     attempts: tuple[tuple[int, Offsets], ...] = ()
-    """The records that were given and are not done, by how often they were given."""
+    """The unfinished records that were given, grouped by their number of attempts."""
     moves: tuple[Move, ...] = ()
     redriven: int = 0
-    """An offset in the dead-letter log: this queue's dead letters below the offset were sent back
-    already."""
+    """The offset in the dead-letter log below which this queue's dead letters were sent back."""
     dead_created: str = ""
     """The creation time of the dead-letter log to which `redriven` refers."""
     redelivered: int = 0
-    """How often records were given again."""
+    """The number of redeliveries of records."""
     dead: int = 0
-    """How many records were moved to the dead-letter log."""
+    """The number of records that were moved to the dead-letter log."""
     lost: int = 0
-    """How many records truncation, retention or a loss removed before they were done."""
+    """The number of unfinished records that truncation, retention or a loss removed."""
     failed: str = ""
-    """The code of the error that keeps records from the dead-letter log now; empty: none."""
+    """The code of the last error of an append to the dead-letter log; empty: no error."""
     settings_version: int = 0
     """The version of the last change of the settings, or of the queue's creation."""
 
@@ -103,7 +104,7 @@ class Queue:
 
     @property
     def given(self) -> Offsets:
-        """The records that were given and are not done."""
+        """The unfinished records that were given to workers."""
         return Offsets.union(offsets for _, offsets in self.attempts)
 
     @property
@@ -114,11 +115,11 @@ class Queue:
 
     @property
     def in_flight(self) -> int:
-        """How many records are in claims of workers."""
+        """The number of records in claims of workers."""
         return sum(len(claim.offsets) for claim in self.claims if claim.is_valid)
 
     def depth(self, end: int) -> int:
-        """How many records are not done if the log ends at `end`."""
+        """The number of unfinished records if the log ends at `end`."""
         return max(end, self.next) - self.floor - len(self.acked)
 
     @property
@@ -163,13 +164,13 @@ class Queue:
         return replace(self, attempts=tuple(left))
 
     def acknowledged(self, offsets: Offsets) -> "Queue":
-        """The queue with these records done, and the floor raised to the first that is not done."""
+        """The queue with these records done, and the floor raised to the first unfinished one."""
         offsets -= offsets.below(self.floor)
         attempts = tuple((count, left) for count, each in self.attempts if (left := each - offsets))
         return replace(self, acked=self.acked | offsets, attempts=attempts).raised(self.floor)
 
     def raised(self, floor: int) -> "Queue":
-        """The queue with the floor raised to an offset, or to the end of the done records there."""
+        """The queue with the floor raised to an offset, and past done records from there on."""
         acked = self.acked - self.acked.below(floor)
         if acked and acked.first == floor:
             floor = acked.run_end
@@ -177,9 +178,7 @@ class Queue:
         return replace(self, floor=floor, acked=acked)
 
     def trimmed(self, first_offset: int) -> "Queue":
-        """The queue without records that the log dropped. The dropped records
-        that were not done count as lost.
-        """
+        """The queue without records below the log's first offset. Unfinished ones count as lost."""
         if first_offset <= self.floor:
             return self
         done = len(self.acked.below(first_offset)) + len(self.moving.below(first_offset))
@@ -199,7 +198,7 @@ class Queue:
         return kept.raised(first_offset)
 
     def moved(self, number: int, lost: int) -> "Queue":
-        """The queue after a move was appended. `lost`: how many records could not be appended."""
+        """The queue after a move was appended. `lost`: the number of records not appended."""
         move = next((each for each in self.moves if each.id == number), None)
         if move is None:
             return self

@@ -1,9 +1,9 @@
-"""Work queues: which records of a log each worker holds, and how requests change a queue (ADR 55).
+"""Decides requests about work queues, which give each record of a log to one worker (ADR 55).
 
-A queue is a row of the log of queues (`rows.py`): a floor, below which all records are done; the
-acknowledged records above the floor; and claims, each of which gives some records to one worker. A
-claim's token is the version of the change that granted the claim. A decision counts once it is in
-the log.
+A queue is a row of the log of queues (`rows.py`). The row has a floor, below which all records are
+done; the acknowledged records above the floor; and claims, each of which gives some records to one
+worker. A claim's token is the version of the change that granted the claim. A decision counts once
+it is in the log.
 
 Invariants (checked by the simulation in tests/model/queues):
   - a record that was acknowledged is never given again;
@@ -27,9 +27,9 @@ from quorumlog.protocol.queue_state import Claim, Move, Order, Queue
 from quorumlog.protocol.rows import Key, RowDraft, Rows, Stamp
 
 QUEUES_MAX: Final = 10_000
-"""Maximum queues of all logs, which the owner holds in memory. Chosen by judgement."""
+"""Maximum queues of all logs, which the owner keeps in memory. Chosen by judgement."""
 LOG_QUEUES_MAX: Final = 100
-"""Maximum queues of one log, so that it leaves room for others. Chosen by judgement."""
+"""Maximum queues of one log, which leaves room for other logs. Chosen by judgement."""
 WINDOW: Final = 100_000
 """A queue gives only records at less than this distance above its floor. So a queue's set of
 acknowledged records above the floor has at most this many offsets."""
@@ -39,17 +39,17 @@ MOVES_MAX: Final = 100
 """Maximum moves of a queue. Further dead letters join a move that was not sent yet, and get that
 move's reason. Chosen by judgement."""
 KEYS_MAX: Final = 2000
-"""How many records that are not done a claim looks at, at most, with the order `key`."""
+"""Maximum unfinished records that one claim examines with the order `key`."""
 _BATCH_CHARS: Final = 2 << 20
 """A batch accepts no more requests once its changed rows have this many characters. An entry has
-room for these rows, for one more, and for the old rows that are written again."""
+room for these rows, for one more row, and for old rows that are written again."""
 _BATCH_CLAIMS: Final = 20_000
-"""A batch accepts no more requests once it has looked at this many claims, so that a batch blocks
-the event loop for some 0.1 s at most. Chosen by judgement."""
+"""A batch accepts no more requests once it has processed this many claims, so that a batch blocks
+the event loop for at most about 0.1 s. Chosen by judgement."""
 
 
 class Queues(Rows[Queue]):
-    """All queues that the log of queues contains, and when the leases of their claims end."""
+    """All queues that the log of queues contains, and the ends of their claims' leases."""
 
     noun, absent = "queue", NoSuchQueue
 
@@ -69,7 +69,7 @@ class Queues(Rows[Queue]):
                 self._held_until[key] = {token: known[token] for token in tokens}
 
     def held_until(self, row: Queue, claim: Claim) -> float:
-        """When a claim's lease or delay ends, in seconds of time awake."""
+        """The time when a claim's lease or delay ends, in seconds of time awake."""
         end: float = self._held_until.get(row.key, {}).get(
             claim.token, self.since_s + claim.hold_ms / 1000
         )
@@ -96,9 +96,9 @@ class QueueDraft(RowDraft[Queue]):
         self._sizes: dict[Key, int] = {}
         """Characters of each changed row."""
         self._work = 0
-        """Number of claims in changed rows, and in rows whose held records were collected."""
+        """Number of claims in changed rows, and in rows whose held records were computed."""
         self._held_by: dict[Key, tuple[Queue, Offsets, float]] = {}
-        """For each key: the row, its held records, and when the first lease or delay ends."""
+        """For each key, the row, its held records, and the end of the first lease or delay."""
 
     @property
     def is_full(self) -> bool:
@@ -108,7 +108,7 @@ class QueueDraft(RowDraft[Queue]):
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
         """Decide a request. The answer counts once the batch is in the log (`RowDraft.decide`). A
-        copy of a change that was decided before gets the queue's current state, if there is one.
+        copy of a decided change gets the queue's current state if the queue still exists.
         """
         answer = super().decide(request, stamp)
         is_change = stamp is not None and isinstance(answer, Queue)
@@ -155,7 +155,7 @@ class QueueDraft(RowDraft[Queue]):
         if request.created < known.created:
             # The request may be a late copy, and workers of the later log may use the queue.
             raise LogReplaced(
-                f"the queue is of another log {request.log}: delete the queue first",
+                f"the queue belongs to a later log {request.log}: delete the queue first",
                 log=request.log,
                 queue=request.queue,
             )
@@ -182,16 +182,16 @@ class QueueDraft(RowDraft[Queue]):
             return known
         if wanted.order != settings.order:
             raise QueueExists(
-                f"the order is {settings.order}, and can't be changed: delete the queue first",
+                f"order can't be changed from {settings.order}: delete the queue first",
                 log=row.log,
                 queue=row.queue,
             )
         if wanted.dead_letter_log != settings.dead_letter_log:
-            # The present dead-letter log may have records that a move sent: no other may get them.
+            # The present dead-letter log may have records of a sent move, which no other may get.
             is_sent = any(move.since >= 0 or move.is_back for move in row.moves)
             if is_sent or (row.moves and not wanted.dead_letter_log):
                 raise QueueExists(
-                    f"records are on their way to or from {settings.dead_letter_log}: retry later",
+                    f"records are being moved to or from {settings.dead_letter_log}: retry later",
                     log=row.log,
                     queue=row.queue,
                 )
@@ -211,7 +211,7 @@ class QueueDraft(RowDraft[Queue]):
             (len(self._of_log(log)), LOG_QUEUES_MAX, f"the log {log} has"),
         ):
             if count >= bound:
-                raise TooManyQueues(f"{whose} {bound} queues: delete some", log=log)
+                raise TooManyQueues(f"{whose} {bound} queues, the maximum: delete some", log=log)
 
     def _put(self, row: Queue, before: Queue | None = None) -> Queue:
         """Write a row, unless it equals `before`."""
@@ -237,12 +237,12 @@ class QueueDraft(RowDraft[Queue]):
         self.held_until.setdefault(row.key, {})[token] = self._now_s + hold_ms / 1000
 
     def _held(self, row: Queue) -> Offsets:
-        """The records that can't be given now, because their lease or delay has not ended."""
+        """The records that can't be given yet, because their lease or delay has not ended."""
         return self._holds(row)[0]
 
     def _holds(self, row: Queue) -> tuple[Offsets, float]:
-        """The held records, and when the first of their leases or delays ends. The result is cached
-        until the row changes.
+        """The held records, and the time when the first of their leases or delays ends. The result
+        is cached until the row changes.
         """
         known = self._held_by.get(row.key)
         if known is None or known[0] is not row:
@@ -285,7 +285,7 @@ class QueueDraft(RowDraft[Queue]):
         )
 
     def _granted(self, row: Queue, chosen: Offsets) -> Queue:
-        """The queue with a new claim of these records, which are removed from ended claims."""
+        """The queue with a new claim of these records, which leave their ended claims."""
         if not chosen:
             return row
         again, lease_ms = row.given & chosen, row.settings.lease_ms
@@ -303,7 +303,7 @@ class QueueDraft(RowDraft[Queue]):
         return max(1, ceil((first - self._now_s) * 1000)) if first < inf else -1
 
     def _exhausted(self, row: Queue) -> Queue:
-        """The queue after its records that were given too often were added to a move."""
+        """The queue after records whose last attempt has ended were added to a move."""
         most = row.settings.max_attempts
         if not most:
             return row
@@ -374,7 +374,7 @@ class QueueDraft(RowDraft[Queue]):
             if move.id != request.id or (move.since, move.created) != request.seen:
                 moves.append(move)
                 continue
-            # The records of a move that was sent stay the same: the other log may have a copy.
+            # A move that was sent keeps its records, because the other log may have a copy.
             kept = move.offsets & request.offsets if move.since < 0 else move.offsets
             begun = replace(move, offsets=kept, since=request.since, created=request.created)
             moves.append(begun)
@@ -394,7 +394,7 @@ class QueueDraft(RowDraft[Queue]):
 
 
 def _bound(row: Queue, request: asks.Take) -> str:
-    """The name of the bound because of which a queue gives no further records; empty: none."""
+    """The name of the bound that keeps a queue from giving further records; empty: none."""
     if len(row.given) >= row.settings.max_in_flight:
         return "max-in-flight"
     if row.next >= row.floor + WINDOW:
@@ -403,7 +403,7 @@ def _bound(row: Queue, request: asks.Take) -> str:
 
 
 def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: int) -> Offsets:
-    """The records to give with the order `key`. Each is the first of its key that is not done. The
+    """The records to give with the order `key`. Each is the first unfinished record of its key. The
     search ends at the first record whose key is unknown.
     """
     keys, waiting, chosen = dict(request.keys), set[int](), list[int]()
@@ -422,7 +422,7 @@ def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: i
 
 
 def _refused(row: Queue, token: int, offsets: Offsets) -> list[asks.Refused]:
-    """The reasons why a token does not settle these records; none: all that its claim still has."""
+    """The reasons why a token does not settle these records, or its claim if there are none."""
     done = offsets.below(row.floor) | (offsets & row.acked)
     ended = offsets - done
     refused = [asks.Refused(token, done, "acknowledged")] if done else []
@@ -432,7 +432,7 @@ def _refused(row: Queue, token: int, offsets: Offsets) -> list[asks.Refused]:
 def _check_log(row: Queue, created: str) -> None:
     if row.created != created:
         raise LogReplaced(
-            f"the queue is of an earlier log {row.log}, which was deleted: create the queue again",
+            f"the queue belongs to a deleted log {row.log}: create the queue again",
             log=row.log,
             queue=row.queue,
         )

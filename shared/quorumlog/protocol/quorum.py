@@ -1,4 +1,4 @@
-"""Which positions store an entry, which must acknowledge it, and when enough bookies have answered.
+"""Computes which positions store an entry, and whether enough bookies have answered.
 
 Positions are indexes in the ensemble, 0 to E-1. The *write set* of an entry is the Qw neighbouring
 positions from `entry mod E` on, which store the entry. With E = Qw every position stores every
@@ -28,8 +28,8 @@ class Quorum:
     def __post_init__(self) -> None:
         if not QUORUM_MAX >= self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 1:
             raise ValueError(
-                f"needs {QUORUM_MAX} >= ensemble_size >= write_quorum >= ack_quorum >= 1, got "
-                f"{self.ensemble_size}, {self.write_quorum}, {self.ack_quorum}"
+                f"{QUORUM_MAX} >= ensemble_size >= write_quorum >= ack_quorum >= 1 must hold (got "
+                f"{self.ensemble_size}, {self.write_quorum}, {self.ack_quorum})"
             )
 
     @property
@@ -49,8 +49,8 @@ class Quorum:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
     ) -> Self:
-        """Complete the sizes by defaults. E is 3, or Qw if that is larger. Qw is 3, or E if that is
-        smaller. Qa is a majority of Qw.
+        """Fill in default sizes: E is 3, or Qw if Qw is larger. Qw is 3, or E if E is smaller. Qa
+        is a majority of Qw.
         """
         size = ensemble_size or max(3, write_quorum or 0)
         write = write_quorum or min(3, size)
@@ -70,8 +70,8 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """How many explicit denials by a write set's members prove that no ack quorum has the
-        entry (I16).
+        """The number of explicit denials by a write set's members that prove that no ack quorum
+        has the entry (I16).
         """
         return self.write_quorum - self.ack_quorum + 1
 

@@ -10,7 +10,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def contains(ranges: Ranges, entry_id: int) -> bool:
-    """Whether an entry is in one of the ranges. Uses bisection: striped ledgers have hundreds."""
+    """Whether an entry is in one of the ranges, found by bisection (there may be hundreds)."""
     at = bisect_right(ranges, (entry_id, ID_MAX)) - 1
     return at >= 0 and entry_id <= ranges[at][1]
 

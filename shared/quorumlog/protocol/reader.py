@@ -1,7 +1,7 @@
 """Reads a range of confirmed entries in order, from bookies that have them, without fencing.
 
 An entry that is missing or invalid at one bookie is read from another (source: overview 1.4). The
-caller must know that first..last may be read: `last` is at most the LAC or a CLOSED ledger's end.
+caller must ensure that `last` is at most the LAC, or the end of a CLOSED ledger.
 """
 
 from dataclasses import InitVar, dataclass, field
@@ -37,7 +37,7 @@ from quorumlog.protocol.record import Codec
 from quorumlog.protocol.tally import Tally
 
 READ_ENTRIES: Final = 1000
-"""Entries per request, chosen by judgement. A bookie's size limit may cut its answer shorter."""
+"""Entries per request, chosen by judgement. A bookie's size limit may shorten its answer."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -45,7 +45,7 @@ class RangeReader(Keyed):
     """Reads first..last once, and ends with EntriesRead(is_last) or Failed.
 
     Invariants (checked by `check`):
-      - entries are returned in order, each once, and only with valid digests;
+      - entries are returned in order, once each, and only with valid digests;
       - until the reader ends, it waits for a member that may have the next entry, or for metadata.
     """
 
@@ -53,8 +53,8 @@ class RangeReader(Keyed):
     first: InitVar[int]
     last: int
     max_bytes: int | None = None
-    """Payload bytes that may still be returned; None for no limit. The reader ends early when they
-    are used up, but always returns at least one entry.
+    """Payload bytes that may still be returned; None for no limit. The reader ends early at the
+    limit, but always returns at least one entry.
     """
     avoid: tuple[str, ...] = ()
     """Members that are asked only if no other member can answer."""
@@ -75,8 +75,8 @@ class RangeReader(Keyed):
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self, first: int) -> None:
-        """The reader asks no member before Begin."""
-        assert 0 <= first <= self.last, "a range of at least one entry"
+        """Prepare the reader, which sends no request before Begin."""
+        assert 0 <= first <= self.last, "the range must have at least one entry"
         self.next = first
         self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
 
@@ -106,7 +106,7 @@ class RangeReader(Keyed):
                 | RowAnswered()
                 | PlacedInLog()
             ):
-                raise AssertionError(f"{event} is not for a reader")
+                raise AssertionError(f"a reader can't process this event: {event}")
             case _:
                 assert_never(event)
         out, self._out = self._out, []
@@ -120,12 +120,12 @@ class RangeReader(Keyed):
         assert not self._asked & ~self._tried
         if self._reading_row is None and self._tally is not None:
             silent = self._tally.may_decide(self.next)
-            assert any(self._asked & 1 << position for position in silent), "a member is asked"
+            assert any(self._asked & 1 << p for p in silent), "an answer must be awaited"
 
     # --- asking ------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Request the next entries that have not been received yet."""
+        """Request the next missing entries."""
         tally = self._tally
         if tally is None or self.next > tally.last:
             tally = self._part()
@@ -142,8 +142,8 @@ class RangeReader(Keyed):
         return self._tally
 
     def _fetch(self, tally: Tally) -> None:
-        """For each of the next missing entries, ask a member unless one was asked already."""
-        # Only one stripe ahead: members are asked for later entries when these come near.
+        """For each of the next missing entries, ask a member unless an answer is awaited."""
+        # Looks only one stripe ahead, so that later entries are requested when they are needed.
         ahead = self.next + self.metadata.quorum.ensemble_size
         for entry_id in range(self.next, min(ahead, tally.last + 1)):
             if entry_id in tally.found:
@@ -170,7 +170,7 @@ class RangeReader(Keyed):
 
     def _ask(self, tally: Tally, position: int) -> None:
         cursor = tally.cursors[position]
-        assert cursor is not None, "only members that have not answered are asked"
+        assert cursor is not None, "a member must not be asked again after its last answer"
         self._asked |= 1 << position
         self._tried |= 1 << position
         self._round += 1
@@ -179,7 +179,7 @@ class RangeReader(Keyed):
         self._out.append(StartTimer(Timer.HEDGE, self._round))
 
     def _timer_fired(self, event: TimerFired) -> None:
-        """Ask another member too, because the next entry has not arrived in time (hedging, 2.8)."""
+        """Ask another member too, as the next entry has not arrived in time (hedging, 2.8)."""
         tally = self._tally
         is_current = event.timer is Timer.HEDGE and event.tag == self._round
         if tally is None or self.is_done or not is_current:
@@ -206,7 +206,7 @@ class RangeReader(Keyed):
         self._go_on()
 
     def _lacks(self, tally: Tally, position: int, entry_id: int) -> bool:
-        """Whether the position's next missing entry is not requested from any member."""
+        """Whether the position's next missing entry is requested from no member."""
         quorum = self.metadata.quorum
         for wanted in range(entry_id, tally.last + 1):
             if quorum.is_member(position, wanted) and wanted not in tally.found:
@@ -237,7 +237,7 @@ class RangeReader(Keyed):
     # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
-        """Read the metadata: no member has a valid copy, and repair may have moved it (BK#4613)."""
+        """Read the metadata, as no member has a valid copy: repair may have moved it (BK#4613)."""
         self._failure = Failed(
             "entry-unavailable",
             detail=tally.said(entry_id),
@@ -263,13 +263,13 @@ class RangeReader(Keyed):
             self._tally = None
             self._go_on()
         else:
-            assert self._failure is not None, "metadata is read after a failure"
+            assert self._failure is not None, "metadata may be read only after a failure"
             self.is_done = True
             self._out.append(self._failure)
 
     def _is_elsewhere(self, row: LedgerMetadata) -> bool:
         """Whether the current metadata names other members for the next entry. False if the ledger
-        ends before that entry, because its members were declared lost (rule 14).
+        now ends before the entry, because members were declared lost (rule 14).
         """
         if row.last_entry is not None and row.last_entry < self.next:
             return False

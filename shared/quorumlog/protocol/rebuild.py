@@ -1,16 +1,16 @@
-"""Decides which lost metadata is proven by bookies' copies (rule 18d). Pure, no IO.
+"""Decides which lost metadata is proven by bookies' copies (rule 18d), without IO.
 
 Bookies hold copies of metadata (rule 18b) and the ids of deleted ledgers (rule 16a). Only these
 prove metadata. Each copy is of a committed version, so no copy is wrong. The question is whether a
 *later* version was committed that no answering bookie has.
 
-- CLOSED metadata is final except for its members: a ledger has one end (I4).
+- CLOSED metadata is final except for its members, because a ledger has one end (I4).
 
 - OPEN metadata, from a copy or the database, is the latest version if fewer than Qa bookies are
   silent. An entry confirmed under a later version is on Qa members of that version, each with a
   copy of that version or a later one. At least one of these members answers.
 
-- A deleted id or a tombstone's copy proves a tombstone, since ids are used once (rule 17).
+- A deleted id or a tombstone's copy proves a tombstone, because ids are used once (rule 17).
 
 Metadata that is not proven is reported, and never guessed.
 """
@@ -37,9 +37,9 @@ class Action(StrEnum):
     WRITE = "write"
     TOMBSTONE = "tombstone"
     CONFLICT = "conflict"
-    """The copies and the database contradict each other: an operator must decide."""
+    """The copies and the database contradict each other, so an operator must decide."""
     WAIT = "wait"
-    """A silent bookie may hold a proof that is needed."""
+    """A silent bookie may hold a proof that the decision needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Held:
     member: str
     """The bookie that answered, in its present incarnation."""
     ledger_key: bytes = b""
-    """The ledger's key; empty if the bookie knows none."""
+    """The ledger's key; empty if the bookie has no key."""
     is_deleted: bool = False
     rows: tuple[LedgerMetadata, ...] = ()
     """The bookie's copies of the ledger's metadata, one for each version."""
@@ -64,7 +64,7 @@ class Known:
     row: LedgerMetadata | None = None
     is_deleted: bool = False
     attempts: frozenset[str] = frozenset()
-    """The tokens of those copies' changes that the database contains."""
+    """The tokens of the copies' changes that the database contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Registered:
 
     incarnation: int
     born_at: str = ""
-    """When the new directory registered, as `created_at`; "" if only its bookie reported that."""
+    """The directory's registration time, as `created_at`; "" if only its bookie reported it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +90,17 @@ class Bookies:
     copying: frozenset[str] = frozenset()
     """Names of bookies that hold a copy of the ledger's metadata."""
     given_up: frozenset[str] = frozenset()
-    """Names of bookies whose earlier data an operator declared gone for ever."""
+    """Names of bookies whose earlier data an operator declared lost for ever."""
 
     def lost_of(self, row: LedgerMetadata) -> frozenset[str]:
-        """The bookies that may know a later version, but are silent or may have lost their data."""
+        """The bookies that may have a later version, but are silent or may have lost their data."""
         # A bookie that answers as an *older* incarnation has another directory too (rule 15b).
         replaced = {
             name
             for name, incarnation in map(_parts, row.all_members)
             if self.answering.get(name, incarnation) != incarnation
         }
-        # A bookie that is no member may have lost an end with its directory (rule 18b).
+        # A bookie that is not a member may have lost an end with its directory (rule 18b).
         named = set(map(member_name, row.all_members))
         emptied = {
             name
@@ -112,14 +112,14 @@ class Bookies:
         return (self.silent | replaced | emptied) - self.given_up
 
     def without_data_of(self, row: LedgerMetadata) -> str:
-        """Why a member's registered directory may not be the one that held the ledger, or "" (rule
-        15b). A recovery of the ledger would rely on denials by such a directory.
+        """The reason to doubt that each member's registered directory held the ledger; "" if there
+        is none (rule 15b). A recovery of the ledger would rely on denials by such a directory.
         """
         for name, incarnation in map(_parts, row.all_members):
             found, answers = self.registered.get(name), self.answering.get(name)
             if found is None or found.incarnation > incarnation:
                 continue
-            # The member's own cookie counts: the database's may be outdated until the rebuild ends.
+            # The member's own cookie counts, as the database's may be outdated during a rebuild.
             is_older = found.incarnation < incarnation and answers != incarnation
             is_later = found.incarnation == incarnation and "" != found.born_at >= row.created_at
             # A new directory may hold a fence, or entries from an earlier recovery. Only a copy
@@ -128,26 +128,28 @@ class Bookies:
             is_unproven = is_later and name not in proven
             if is_older or (is_unproven and answers is not None):
                 return (
-                    f"the ledger names {name}@{incarnation}, and {name} registered as {name}@{found.incarnation}"
-                    " with a new directory since: stop it, move its DATA_DIR away, start it with"
-                    " AUTO_FIX_COOKIES=1, so that it registers as a later incarnation, and rebuild again"
+                    f"the ledger names {name}@{incarnation}, but {name} has registered a new directory as"
+                    f" {name}@{found.incarnation}: stop {name}, move its DATA_DIR away, start it with"
+                    " AUTO_FIX_COOKIES=1 to register it as a later incarnation, and rebuild again"
                 )
             # Denials can't shorten a CLOSED ledger, so a rebuild writes it at once (rule 18d).
             if is_unproven and name in self.silent and row.state is not State.CLOSED:
                 return (
-                    f"the ledger names {name}@{incarnation}, which registered after its creation, and is silent:"
-                    " start it, so that it reports whether it holds the ledger, and rebuild again"
+                    f"the ledger names {name}@{incarnation}, which registered after the ledger's creation and does"
+                    f" not answer: start {name}, so that it reports its data, and rebuild again"
                 )
         return ""
 
     def may_hide_later(self, row: LedgerMetadata) -> bool:
-        """Whether every bookie that knows a later version may be silent or have lost its data."""
+        """Whether every bookie that has a later version may be silent or have lost its data."""
         return len(self.lost_of(row)) >= row.quorum.ack_quorum
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision about a ledger's metadata; `row` is to be written, `why` is for the operator."""
+    """The decision about a ledger's metadata. `row`: the metadata to write. `why`: the reason, for
+    the operator.
+    """
 
     action: Action
     row: LedgerMetadata | None = None
@@ -155,7 +157,7 @@ class Decision:
 
 
 def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
-    """Decide what a rebuild does with a ledger of which some bookies hold anything."""
+    """Decide how a rebuild treats a ledger of which some bookie holds anything."""
     held = [replace(one, rows=_of_ledger(one)) for one in held]
     rows = _distinct(row for bookie in held for row in bookie.rows)
     if _is_deletion_proven(held):
@@ -208,14 +210,14 @@ def _is_deletion_proven(held: Iterable[Held]) -> bool:
 
 def stand_ins(named: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
     """The stand-in cookies to write before any metadata, by name. A bookie gets one if copies name
-    a later incarnation of it than any that answers or is registered. An empty directory of that
-    name then counts as a suspected loss, and becomes the next incarnation (rule 15b).
+    a later incarnation of the bookie than any that answers or is registered. An empty directory of
+    that name then counts as a suspected loss, and becomes the next incarnation (rule 15b).
     """
     return {name: one for name, one in named.items() if one > present.get(name, 0)}
 
 
 def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
-    """The latest version among the copies, whether proven or not; None without copies."""
+    """The latest version among the copies, even if it is unproven; None without copies."""
     rows = _distinct(row for bookie in held for row in _of_ledger(bookie))
     return rows[-1] if rows else None
 
@@ -226,7 +228,7 @@ def _of_ledger(held: Held) -> tuple[LedgerMetadata, ...]:
 
 
 def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
-    """Each version once, sorted by number, then by token."""
+    """The distinct versions, sorted by number, then by token."""
     by_name = {(row.version, row.attempt): row for row in rows}
     return [by_name[name] for name in sorted(by_name)]
 
@@ -234,7 +236,9 @@ def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
 def _contradiction(
     known: LedgerMetadata | None, rows: Sequence[LedgerMetadata], keys: Collection[bytes]
 ) -> str:
-    """Why the copies and the database can't be versions of one ledger in one history, or ""."""
+    """The reason why the copies and the database can't be versions of one ledger in one history; ""
+    if there is none.
+    """
     if len({*keys, *(() if known is None else (known.ledger_key,))}) > 1:
         return "two ledgers have this id: their keys differ"
     everything = (*rows, *(() if known is None else (known,)))
@@ -243,11 +247,11 @@ def _contradiction(
     ends = {(row.last_entry, row.length) for row in everything if row.state is State.CLOSED}
     if len(ends) > 1:
         found = ", ".join(str(last) for last, _ in sorted(ends, key=str))
-        return f"the copies and the database name several ends: {found}"
+        return f"the copies and the database have different last entries: {found}"
     if any(a.version == b.version for a, b in pairwise(rows)):
-        return "two copies of one version: the database went back earlier, and both histories continued"
+        return "two copies of one version differ: the database was restored before, and both histories continued"
     if any(a.state is State.CLOSED and b.state is not State.CLOSED for a, b in pairwise(rows)):
-        return "a copy of a later version is open, although an earlier one is CLOSED"
+        return "a copy of a later version is not CLOSED, although an earlier version is"
     return ""
 
 
@@ -256,7 +260,7 @@ def _identity(row: LedgerMetadata) -> tuple[object, ...]:
     return (row.quorum, row.digest, row.writer, row.log, row.custom, row.extra)
 
 
-WITHOUT_COPIES = "no bookie that answers holds a copy of the metadata, only entries or a fence"
+WITHOUT_COPIES = "the bookies that answer hold only entries or a fence, but no copy of the metadata"
 
 
 def _without_copies() -> Decision:
@@ -264,8 +268,8 @@ def _without_copies() -> Decision:
 
 
 def _placed(known: LedgerMetadata, rows: Sequence[LedgerMetadata]) -> LedgerMetadata:
-    """Add to the database's metadata the ledger's place in its log from the copies. If the database
-    lacks the place, the log's change that placed the ledger is lost (rule 18f).
+    """Add the ledger's place in its log, from the copies, to the database's metadata. A missing
+    place shows that the log's change that placed the ledger is lost (rule 18f).
     """
     if known.first_offset is not None:
         return known
@@ -289,16 +293,16 @@ def _fork(
     unknown: Sequence[LedgerMetadata],
     keeping: Collection[str],
 ) -> str:
-    """Why the copies do not descend from the database's metadata, or "". `keeping`: the members
-    with a copy that the database lacks.
+    """The reason why the copies may not descend from the database's metadata; "" if there is none.
+    `keeping`: the members with a copy that the database lacks.
     """
     if unknown[0].version <= known.version:
         return (
-            f"the database has version {known.version} of the metadata, and bookies hold version"
+            f"the database has version {known.version} of the metadata, but bookies hold a version"
             f" {unknown[0].version} that the database lacks"
         )
     is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
-    # An end is final in each history: no append and no recovery changes it.
+    # An end is final in each history, because no append and no recovery changes it.
     is_end = known.state is not State.CLOSED and rows[-1].state is State.CLOSED
     if is_base or is_end or _is_moved(known, rows[-1], keeping):
         return ""
@@ -312,7 +316,7 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
     """Whether two CLOSED versions differ only in members and place, and the newest version's
     members must still have the entries.
 
-    Copies of versions in between may be missing, since a repair sends only some (rule 20b).
+    Copies of versions in between may be missing, because a repair sends only some (rule 20b).
     `newest` may be of another history. A bookie drops entries only if the database does not name it
     and contains the versions of all its copies (rule 18c), so each member must be named or have a
     copy in `keeping`.
@@ -328,7 +332,7 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
 
 
 def shown(names: Sequence[object]) -> str:
-    """The first ten names as text for the operator, and how many more there are."""
+    """The first ten names as text for the operator, and the number of further names."""
     first = ", ".join(map(str, names[:10]))
     return first if len(names) <= 10 else f"{first} and {len(names) - 10} more"
 
@@ -341,7 +345,7 @@ def _but_members(row: LedgerMetadata) -> LedgerMetadata:
 
 def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bookies) -> Decision:
     if not keys:
-        return Decision(Action.WAIT, why="no bookie that answers knows the ledger's key")
+        return Decision(Action.WAIT, why="no bookie that answers has the ledger's key")
     row = replace(newest, ledger_key=next(iter(keys)))
     if why := bookies.without_data_of(row) or _unproven(row, bookies):
         return Decision(Action.WAIT, why=why)
@@ -349,12 +353,12 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
 
 
 def _unproven(row: LedgerMetadata, bookies: Bookies) -> str:
-    """Why a version later than the latest known one may exist, or ""."""
+    """The reason why a later version than the latest known one may exist; "" if there is none."""
     if row.state is State.CLOSED or not bookies.may_hide_later(row):
         return ""
     lost = sorted(bookies.lost_of(row))
     return (
         f"the ledger is {row.state}, and {len(lost)} bookies that may hold a later version do not answer or lost their data"
-        f" ({shown(lost)}); fewer than {row.quorum.ack_quorum} may: start them, or, if their data is gone, name them as"
-        " gone (`quorumlog metadata rebuild --without`)"
+        f" ({shown(lost)}; at most {row.quorum.ack_quorum - 1} are allowed): start them, or, if their data is gone, name"
+        " them as gone (`quorumlog metadata rebuild --without`)"
     )

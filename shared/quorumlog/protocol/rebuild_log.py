@@ -1,11 +1,9 @@
-"""Rebuilds a lost log from its ledgers' metadata: which ledgers it had, at which offsets (rule
-18f).
+"""Rebuilds a lost log from its ledgers' metadata (rule 18f), without IO.
 
-Pure decisions, no IO. A ledger's metadata has its first offset, the log's creation time and the
-nearest earlier ledgers. So a missing ledger is noticed: the log names it, and readers get an error
-there until a later rebuild finds it. If a missing ledger's first offset is unknown, nothing is
-written. A fork's own ledgers also have the fork's first own offset, and the ledgers that it shares
-(rule 27a).
+A ledger's metadata has its first offset, the log's creation time and the nearest earlier ledgers.
+So a missing ledger is noticed. If its first offset is known, the log names the missing ledger, and
+readers get an error there until a later rebuild finds it. Otherwise nothing is written. Metadata of
+a fork's own ledgers also has the fork's first own offset, and the shared ledgers (rule 27a).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,8 +17,8 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Action
 
 NEW_LOG_VERSION = 1_000_000_000
-"""The first version of a rebuilt log's metadata. No late compare-and-swap from lost metadata names
-so high a version. Ledgers keep the versions of their copies."""
+"""The first version of a rebuilt log's metadata. It is higher than any version that a late
+compare-and-swap from lost metadata names. Ledgers keep the versions of their copies."""
 
 
 _NOTHING = -1
@@ -49,8 +47,8 @@ class LedgerPlace:
     is_packed: bool = False
     """Whether the log's batches are compressed."""
     hides_next: bool = False
-    """Whether all bookies with copies of another ledger of the log, such as the next one if this one
-    is CLOSED, may be lost or silent."""
+    """Whether all bookies with copies of another ledger of the log, such as the next ledger after a
+    CLOSED one, may be lost or silent."""
 
     @property
     def log_created_at(self) -> str:
@@ -64,12 +62,12 @@ class LedgerPlace:
 
     @property
     def published_ms(self) -> int:
-        """When a transaction published the ledger; 0 if the log's owner wrote it, or if unknown."""
+        """The time at which a transaction published the ledger; 0 if none did, or if unknown."""
         return 0 if self.lineage is None else self.lineage.published_ms
 
     @property
     def replaced(self) -> tuple[tuple[int, int], ...]:
-        """The ledgers that this one has replaced, each with its first offset (rule 27c)."""
+        """(id, first offset) of the ledgers that this one has replaced (rule 27c)."""
         return () if self.lineage is None else self.lineage.replaced
 
     @property
@@ -79,7 +77,7 @@ class LedgerPlace:
 
     @property
     def chains(self) -> tuple[tuple[int, ...], ...]:
-        """Sequences of ledger ids; each ledger follows the previous one in the log."""
+        """Sequences of ids of ledgers that follow one another in the log."""
         before = (*(before for before, _ in self.before), self.ledger_id)
         shared = tuple(ledger_id for ledger_id, _ in self.shared)
         starts = (_NOTHING,) if 0 < len(shared) < SHARED_KEPT else ()
@@ -93,7 +91,7 @@ class LedgerPlace:
 
     @property
     def least_end(self) -> int:
-        """A lower bound of the offset after the ledger's records: each entry has at least one."""
+        """A lower bound of the offset after the ledger's records, with one record per entry."""
         entries = 0 if self.last_entry is None else self.last_entry + 1
         return (self.first_offset or 0) + entries
 
@@ -111,11 +109,11 @@ class LogDecision:
     row: LogMetadata | None = None
     why: str = ""
     unplaced: tuple[int, ...] = ()
-    """Ledgers that were created for a log of this name, but are not in it: they were never placed
-    (uncommitted transactions), are empty, were released, or are of an earlier log.
+    """Ledgers that were created for a log of this name, but are not in the log. They were never
+    placed (uncommitted transactions), are empty, were released, or are of an earlier log.
     """
     holes: tuple[int, ...] = ()
-    """Ledgers of the log whose metadata is missing: no copy is known, or copies prove nothing."""
+    """Ledgers of the log whose metadata is missing, because copies are unknown or prove nothing."""
 
 
 def decide_log(
@@ -129,13 +127,13 @@ def decide_log(
     stored: Collection[int] = (),
     silent: int = 0,
 ) -> LogDecision:
-    """Decide about one log, by the metadata of all ledgers that were created for it. `deleted`: ids
-    with tombstones. `stored`: ids with metadata in the database. `token`: an unused writer token.
-    `silent`: the number of bookies that do not answer, or lost their data.
+    """Decide about one log, by the metadata of all ledgers that were created for the log.
+    `deleted`: ids with tombstones. `stored`: ids with metadata in the database. `token`: an unused
+    writer token. `silent`: the number of bookies that do not answer, or lost their data.
     """
     created_at = max((one.log_created_at for one in ledgers), default="")
     if known is not None and known.created_at < created_at:
-        why = f"the log was deleted, and another one was created under its name at {created_at}"
+        why = f"the log was deleted, and another log of its name was created at {created_at}"
         return LogDecision(Action.CONFLICT, why=why)
     created_at = created_at if known is None else known.created_at
     start = 0 if known is None else known.first_offset
@@ -160,7 +158,10 @@ def decide_log(
     unplaced = _unplaced(ledgers, named | {item.ledger_id for item in items})
     if known is None and not fresh:
         return LogDecision(
-            Action.WAIT, None, "no copy of the log's ledgers has a place in the log", unplaced
+            Action.WAIT,
+            None,
+            "no copy of the log's ledgers has a first offset in the log",
+            unplaced,
         )
     if hidden:
         return LogDecision(Action.WAIT, None, hidden, unplaced)
@@ -172,7 +173,9 @@ def decide_log(
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:
-        problem = "all ledgers of the log are deleted: the log was deleted too, or later ledgers are unknown"
+        problem = (
+            "all known ledgers are deleted: the log was deleted too, or later ledgers are unknown"
+        )
     else:
         problem = (
             found.unexplained(before, deleted, items)
@@ -180,7 +183,7 @@ def decide_log(
             or found.misplaced(items)
             or found.gap(items)
         )
-    # A rewrite has records of the log, and never takes the place of its last ledger (rule 27c).
+    # A rewritten ledger has records of the log, and never replaces the last ledger (rule 27c).
     later = [item for item in fresh if not item.replaced or item.ledger_id == items[-1].ledger_id]
     if known is not None and known.state is LogState.CLOSED and later:
         problem = f"the log is CLOSED, and ledger {later[0].ledger_id} was written later"
@@ -197,7 +200,7 @@ def decide_log(
     row = known or replace(_new_log(name, created_at, named_now), forked_at=found.forked_at)
     row = replace(row, stream_seq=_stream_seq(row, named_now))
     if is_opened(row, named_now):
-        # The log's last writer is unknown, if it appended nothing, so every writer must open again.
+        # A last writer that appended nothing is unknown, so every writer must open the log again.
         row = replace(row, writer_token=max(row.writer_token + 1, token), opened_by=None)
     return LogDecision(
         Action.WRITE, _with_items(row, items, now_ms=now_ms), unplaced=unplaced, holes=holes
@@ -205,7 +208,7 @@ def decide_log(
 
 
 _WITHOUT_LEDGERS = (
-    "the database's log has no ledger: if it was written and deleted later, delete it again"
+    "the log has no ledgers in the database: if the log was deleted since, delete it again"
 )
 
 
@@ -216,15 +219,16 @@ def _unplaced(ledgers: Iterable[LedgerPlace], placed: Collection[int]) -> tuple[
 def _current(
     ledgers: Sequence[LedgerPlace], created_at: str, start: int
 ) -> tuple[list[LedgerPlace], Mapping[int, tuple[int, int]]]:
-    """The ledgers without those that others have replaced (rule 27c), and id and first offset of
-    what has replaced each. Lineages name that ledger where they named a replaced one.
+    """Separate current ledgers from replaced ones (rule 27c). Returns the current ledgers, and for
+    each replaced one the id and first offset of its replacement. The current ledgers' lineages name
+    replacements instead of replaced ledgers.
     """
     rewrites = [
         one
         for one in ledgers
         if one.replaced and one.log_created_at == created_at and (one.first_offset or 0) >= start
     ]
-    rewrites.sort(key=lambda one: len(one.replaced))  # later ones have replaced more
+    rewrites.sort(key=lambda one: len(one.replaced))  # later rewrites have replaced more ledgers
     by = {
         ledger_id: (one.ledger_id, one.first_offset or 0)
         for one in rewrites
@@ -255,7 +259,7 @@ class _Found:
     reported: Mapping[int, int]
     """The first offsets, by id, of ledgers that later ledgers name as predecessors."""
     follows: Mapping[int, int]
-    """For each ledger the nearest earlier one with records, or _NOTHING, if metadata names it."""
+    """For each ledger, the nearest earlier ledger with records (or _NOTHING), if any names it."""
 
     @classmethod
     def of(cls, ledgers: Sequence[LedgerPlace], start: int) -> "_Found":
@@ -311,7 +315,7 @@ class _Found:
 
     @property
     def missing(self) -> list[LogItem]:
-        """The ledgers that no bookie holds, from `start` on, placed by later ledgers' metadata."""
+        """Ledgers that no bookie holds, from `start` on, with places from later ledgers."""
         return [
             LogItem(ledger_id, first)
             for ledger_id, first in self.reported.items()
@@ -319,7 +323,7 @@ class _Found:
         ]
 
     def ordered(self, items: Iterable[LogItem]) -> tuple[LogItem, ...]:
-        """Sort items by place. An item without a place is last, since it has no records yet."""
+        """Sort items by place. An item without a place comes last, as it has no records yet."""
         return tuple(
             sorted(
                 items,
@@ -338,16 +342,16 @@ class _Found:
     def not_let_go(
         self, items: tuple[LogItem, ...], deleted: Collection[int]
     ) -> tuple[LogItem, ...]:
-        """The items that the log had not released. A log releases its first ledgers. So items are
-        gone if they precede a deleted ledger, or a ledger with which the log began.
+        """The items that the log had not released. A log releases its first ledgers first. So items
+        were released if they precede a deleted ledger, or a ledger with which the log began.
         """
         gone = {*deleted, _NOTHING}
         starts = [at for at, one in enumerate(items) if self.follows.get(one.ledger_id) in gone]
         return items[starts[-1] :] if starts else items
 
     def without_empty(self, items: tuple[LogItem, ...]) -> tuple[LogItem, ...]:
-        """The items without empty ledgers, except the last item. If a ledger follows an empty one
-        whose end the log doesn't know, the log has released the empty ledger.
+        """The items without empty ledgers, except the last item. The log has released an empty
+        ledger whose end it doesn't have, and which another ledger follows.
         """
         kept = (
             before
@@ -364,8 +368,8 @@ class _Found:
         return item.first_offset == after.first_offset and is_reported
 
     def hides_next(self, items: Sequence[LogItem]) -> bool:
-        """Whether an unknown ledger may follow the last item: the next owner would assign the
-        offsets of its acknowledged records again.
+        """Whether an unknown ledger may follow the last item. If so, the next owner would assign
+        the offsets of its acknowledged records again.
         """
         last = self.ledgers.get(items[-1].ledger_id) if items else None
         return last is not None and last.last_entry is not None and last.hides_next
@@ -378,9 +382,10 @@ class _Found:
         *,
         hides: bool,
     ) -> str:
-        """Why a ledger of the log's beginning may be unknown, or "". That a ledger before the first
-        one is deleted shows that the log released it, or that another ledger has replaced it
-        (rule 27c). `hides`: whether bookies with copies of any ledger may be lost or silent.
+        """The reason why a ledger of the log's beginning may be unknown; "" if there is none. If a
+        ledger before the first one is deleted, the log has released it, or another ledger has
+        replaced it (rule 27c). `hides`: whether bookies with copies of any ledger may be lost or
+        silent.
         """
         hides = hides or any(one.hides_next for one in self.ledgers.values())
         first = items[0].first_offset if items else None
@@ -392,17 +397,17 @@ class _Found:
         if not gone:
             return ""
         return (
-            f"ledger {gone[-1]} is deleted, and a ledger that has its records may be on bookies that do"
-            " not answer or lost their data: start them, or, if their data is gone, name them as gone"
+            f"ledger {gone[-1]} is deleted, and the ledger that replaced it may be on bookies that do not"
+            " answer or lost their data: start them, or, if their data is gone, name them as gone"
             " (`quorumlog metadata rebuild --without`)"
         )
 
     def unexplained(
         self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
     ) -> str:
-        """Which ledger that the database names is deleted without proof that the log released it,
-        or "". A log releases its first ledgers, and an empty ledger once another one has its place.
-        A later ledger with records proves the release, if its predecessor is known.
+        """The problem that a ledger in the database's list is deleted, but perhaps not released; ""
+        if there is none. A log releases its first ledgers, and an empty ledger once another one has
+        its place. A later ledger with records and a known predecessor proves the release.
         """
         firsts = (item.ledger_id for item in known if item.ledger_id not in deleted)
         first = next(firsts, None)
@@ -414,7 +419,7 @@ class _Found:
                 continue
             place = last_place if item.first_offset is None else item.first_offset
             if not any(self._reports_behind(one, place) for one in items):
-                return f"ledger {item.ledger_id} in the middle of the log is deleted"
+                return f"ledger {item.ledger_id} is deleted, although the log has earlier ledgers"
         return ""
 
     def _reports_behind(self, item: LogItem, place: int) -> bool:
@@ -423,7 +428,7 @@ class _Found:
         return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
 
     def contested(self, items: Sequence[LogItem]) -> str:
-        """Which ledger was replaced in two histories, or ""."""
+        """The problem that a ledger was replaced in two histories; "" if there is none."""
         by: dict[int, int] = {}
         for item in items:
             ledger = self.ledgers.get(item.ledger_id)
@@ -433,27 +438,30 @@ class _Found:
         return ""
 
     def misplaced(self, items: Sequence[LogItem]) -> str:
-        """Why these places contradict each other, or ""."""
+        """The problem that places contradict each other; "" if there is none."""
         if sum(item.first_offset is None for item in items) > 1:
-            return "two ledgers of the log have no place"
+            return "two ledgers of the log have no first offset"
         for before, after in pairwise(items):
             if after.first_offset is None:
                 continue
             first, ledger = after.first_offset, self.ledgers.get(before.ledger_id)
             if before.first_offset == first and not before.is_empty:
-                return f"ledgers {before.ledger_id} and {after.ledger_id} both begin at {first}"
+                return (
+                    f"ledgers {before.ledger_id} and {after.ledger_id} both begin at offset {first}"
+                )
             least = before.first_offset if ledger is None else ledger.least_end
             ends = least if before.last_offset is None else before.last_offset + 1
             if (before.last_offset is not None and ends != first) or (least or 0) > first:
                 return (
-                    f"ledger {before.ledger_id} ends at {max(ends or 0, least or 0)}, and ledger"
-                    f" {after.ledger_id} begins at {first}"
+                    f"ledger {before.ledger_id} ends at offset {max(ends or 0, least or 0)}, but the"
+                    f" next ledger {after.ledger_id} begins at {first}"
                 )
         return ""
 
     def gap(self, items: Sequence[LogItem]) -> str:
-        """Where an unknown ledger is missing, or "". A ledger ends where the next one begins only
-        if the next one's metadata names it as predecessor, or is older than lineages.
+        """The problem that an unknown ledger is missing; "" if there is none. No ledger is missing
+        between two ledgers if the second one's metadata names the first one as its predecessor, or
+        is from a release without lineages.
         """
         solid = [item for item in items if not item.is_empty]
         for before, after in pairwise(solid):
@@ -464,15 +472,15 @@ class _Found:
             follows = self.follows.get(after.ledger_id)
             if follows is None and after.ledger_id not in self.ledgers:
                 return (
-                    f"ledgers between {before.ledger_id} and {after.ledger_id} are on no bookie"
-                    " that answers, and their ids are unknown"
+                    f"ledgers between {before.ledger_id} and {after.ledger_id} may be missing: no bookie"
+                    " that answers has them, and their ids are unknown"
                 )
             if follows not in {None, before.ledger_id}:
                 return f"ledger {after.ledger_id} follows ledger {follows}, not {before.ledger_id}"
         return ""
 
     def with_ends(self, items: Sequence[LogItem], *, now_ms: int) -> tuple[LogItem, ...]:
-        """End each item where the next one begins. The last item's end is left to a takeover."""
+        """End each item where the next one begins. A takeover finds the last item's end."""
         changed = []
         for item, after in zip(items, (*items[1:], None), strict=False):
             if item.last_offset is None and after is not None and after.first_offset is not None:
@@ -491,7 +499,7 @@ class _Found:
 
 
 def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogMetadata:
-    """Make a log's metadata from its ledgers alone: with their settings, and without limits."""
+    """Make a log's metadata from its ledgers alone, with their settings and without limits."""
     last = ledgers[-1]
     customs = [one.custom for one in ledgers if one.custom is not None]
     settings = LogSettings(
@@ -504,7 +512,7 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
 
 
 def is_opened(known: LogMetadata | None, ledgers: Iterable[LedgerPlace]) -> bool:
-    """Whether metadata of a log or its ledgers shows an `open` for one writer (rule 22a)."""
+    """Whether the metadata of a log or its ledgers shows that the log was opened (rule 22a)."""
     lineages = (one.lineage for one in ledgers)
     reported = (0 if lineage is None else lineage.writer_token for lineage in lineages)
     return any(reported) or (known is not None and known.writer_token > 0)
@@ -529,6 +537,6 @@ def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) ->
         next_offset=None if items else row.known_end,
         appended_ms=max(row.appended_ms, now_ms),
     )
-    # Rule 26a: producers of lost metadata are unknown, but not new. A takeover reads the last
-    # ledger's producers from its entries.
+    # Rule 26a: the lost metadata's producers are unknown, but not new. A takeover reads the last
+    # ledger's producers from the ledger's entries.
     return replace(row, forgotten_end=max(row.forgotten_end, row.known_end))

@@ -1,8 +1,8 @@
-"""Entries as bytes: the run, the unit that is sent, stored and acknowledged.
+"""Entries as bytes, encoded in runs. A run is the unit that is sent, stored and acknowledged.
 
-An entry is as in the overview: ledger id, entry id, last add confirmed, length (payload bytes of
-the ledger up to and including this entry), authentication code, payload. A run holds entries of one
-ledger in ascending order, column by column, so that Python's overhead is per run and not per entry.
+An entry has the fields of BookKeeper's protocol: ledger id, entry id, last add confirmed, length
+(the ledger's payload bytes up to and including this entry), digest, payload. A run has entries of
+one ledger in ascending order, by column, so that Python's overhead is per run and not per entry.
 
 Layout, big-endian:
     format u8 (1) | digest u8 (0 none, 1 crc32c, 2 hmac-sha256) | 0 u16 | count u32 | ledger i64
@@ -33,7 +33,7 @@ HEAD: Final = struct.Struct(">BBHIq")
 _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
 _HEAD_BYTES: Final = 32
-"""Size of what an entry's digest covers besides the payload: ledger id, entry id, LAC, length."""
+"""Size of the fields that a digest covers before the payload: ledger id, entry id, LAC, length."""
 _TABLE_ENTRIES: Final = 10_000
 """Largest run whose columns are computed as a whole; a gateway makes no larger run."""
 _ONES, _PLACES = (
@@ -46,7 +46,7 @@ _SIZES: Final = (0, 4, 32)
 
 
 class BadRun(ValueError):
-    """The bytes are no valid run: cut short, of an unknown format, or with ids out of order."""
+    """The bytes are not a valid run: truncated, of an unknown format, or with unordered ids."""
 
 
 class Columns(NamedTuple):
@@ -74,7 +74,7 @@ def columns(count: int, kind: int) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry as its writer made it."""
+    """One entry, as the ledger's writer encoded it."""
 
     ledger_id: int
     entry_id: int
@@ -130,26 +130,26 @@ class Run:
     )
 
     def __init__(self, body: bytes) -> None:
-        """Read the columns of `body`. Raises BadRun if `body` is no valid run."""
+        """Read the columns of `body`. Raises BadRun if `body` is not a valid run."""
         if len(body) < HEAD.size:
-            raise BadRun("a run is cut short")
+            raise BadRun(f"the run is truncated: its head has only {len(body)} bytes")
         fmt, kind, zero, count, ledger_id = HEAD.unpack_from(body)
         if fmt != FORMAT or kind >= len(_KINDS) or zero:
-            raise BadRun(f"a run has an unknown format {fmt} or digest {kind}")
+            raise BadRun(f"the run has an unknown format ({fmt}) or kind of digest ({kind})")
         at = columns(count, kind)
         if count == 0 or len(body) < at.payloads:
-            raise BadRun("a run is cut short")
+            raise BadRun(f"the run is empty or truncated: {count} entries in {len(body)} bytes")
         (first,) = _I64.unpack_from(body, at.ids)
         if first < 0 or ledger_id < 0:
-            raise BadRun("a run has negative ids")
+            raise BadRun("the run's ledger id or first entry id is negative")
         ids: Sequence[int] = range(first, first + count)
         if count > 1 and not _is_contiguous(body[at.ids : at.lacs], first, count):
             ids = struct.unpack_from(f">{count}q", body, at.ids)
             if any(a >= b for a, b in itertools.pairwise(ids)):
-                raise BadRun("a run's ids are not in order")
+                raise BadRun("the run's entry ids are not in ascending order")
         end = at.payloads + sum(_sizes(body, count, at))
         if end != len(body):
-            raise BadRun(f"a run has {len(body)} bytes, but its columns require {end}")
+            raise BadRun(f"the run has {len(body)} bytes, but its columns require {end}")
         self._set(body, _KINDS[kind], ledger_id, ids, at)
 
     def _set(
@@ -167,7 +167,7 @@ class Run:
 
     @classmethod
     def _of(cls, body: bytes, kind: DigestKind, ledger_id: int, ids: range) -> "Run":
-        """Create a run from columns that this process just made, without parsing them again."""
+        """Create a run from bytes that this process just encoded, without parsing them."""
         run = cls.__new__(cls)
         run._set(body, kind, ledger_id, ids, columns(len(ids), _KINDS.index(kind)))  # noqa: SLF001
         return run
@@ -216,7 +216,7 @@ class Run:
 
     @property
     def last_length(self) -> int:
-        """The ledger's payload bytes up to the run's last entry (included), from that entry."""
+        """The ledger's payload bytes up to and including the run's last entry."""
         return int(_I64.unpack_from(self.body, self._at.sizes - 8)[0])
 
     def index(self, entry_id: int) -> int | None:
@@ -302,7 +302,7 @@ class Run:
         )
 
     def invalid(self, codec: Codec) -> list[int]:
-        """The ids of entries with a wrong digest; all ids if the run has another kind of digest."""
+        """The ids of entries with a wrong digest; all ids if `codec` has another kind of digest."""
         if codec.kind is not self.kind:
             return list(self._ids)
         if codec.kind is DigestKind.NONE:
@@ -375,8 +375,8 @@ def _cutter(size: int, count: int) -> struct.Struct:
 
 
 def _progression(first: int, step: int, count: int) -> bytes:
-    """The column of the non-negative numbers first, first + step, first + 2 * step, and so on. Two
-    multiplications of large numbers cost a fifth of a loop over all values (measured).
+    """The column of the non-negative numbers first, first + step, first + 2 * step, and so on.
+    Multiplying two large numbers takes a fifth of the time of a loop over all values (measured).
     """
     if count == 1:
         return _I64.pack(first)
@@ -387,8 +387,8 @@ def _progression(first: int, step: int, count: int) -> bytes:
 
 
 def _is_contiguous(ids: bytes, first: int, count: int) -> bool:
-    """Whether a column of ids is first, first + 1, and so on."""
-    # Above 2**63 the values of a progression would overlap.
+    """Whether a column has the ids first, first + 1, and so on."""
+    # Above 2**63, numbers would overflow into the neighbouring 8 bytes of the progression.
     return first + count <= 1 << 63 and ids == _progression(first, 1, count)
 
 

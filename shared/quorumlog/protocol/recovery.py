@@ -44,10 +44,10 @@ from quorumlog.protocol.tally import EntryVerdict, Tally
 from quorumlog.protocol.window import Window, positions
 
 READ_ENTRIES: Final = 1000
-"""Entries per read, more than most writers have in flight. Chosen by judgement."""
+"""Entries per read, which is more than most writers have in flight. Chosen by judgement."""
 
 _AHEAD_RUNS: Final = 2
-"""Maximum runs that wait for their write-back while more entries are read; bounds memory."""
+"""Maximum runs that wait for their write-back while entries are read, which bounds memory."""
 
 
 class Phase(Enum):
@@ -73,7 +73,7 @@ class Recovery(Keyed):
       - I14: no entry is read before every ack quorum of the last fragment has a fenced member;
       - X6: reads go to the ensemble found at the start, even if this recovery changes the ensemble;
       - I24, X2: no entry below the last fragment is written; fragments made by this recovery begin
-        after the confirmed entries (rule 12) and reach metadata only with the close.
+        after the confirmed entries (rule 12), and only the close writes them to the metadata.
     """
 
     declare_lost: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Recovery(Keyed):
     _fenced: int = 0
     _unfenced: int = 0
     _lac: int = NO_ENTRY
-    """The LAC found while fencing. The window has the entries confirmed since (rule 12)."""
+    """The highest LAC found while fencing. The window has entries confirmed since (rule 12)."""
     _tally: Tally | None = None
     _next: int = 0
     """The next entry to judge."""
@@ -104,8 +104,8 @@ class Recovery(Keyed):
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The metadata as this recovery knows it. Only defined after RecoverRequested."""
-        assert self._row is not None, "a recovery begins with RecoverRequested"
+        """The newest metadata that this recovery has received. Defined after RecoverRequested."""
+        assert self._row is not None, "a recovery must begin with RecoverRequested"
         return self._row
 
     @property
@@ -148,7 +148,7 @@ class Recovery(Keyed):
                 | RowAnswered()
                 | PlacedInLog()
             ):
-                raise AssertionError(f"{event} is not for a recovery")
+                raise AssertionError(f"a recovery can't process this event: {event}")
             case _:
                 assert_never(event)
         self._go_on()
@@ -164,15 +164,16 @@ class Recovery(Keyed):
         self._slots.check()
         first = row.last_fragment.first_entry
         if self.phase in (Phase.READING, Phase.MEASURING, Phase.CLOSING):
-            assert self._is_covered(), "I14"
-            assert self._window.last_confirmed >= first - 1, "I24: earlier fragments are done"
-            assert all(run_first >= first for run_first in self._window.runs), "I24"
+            assert self._is_covered(), "coverage must precede reads (I14)"
+            confirmed, runs = self._window.last_confirmed, self._window.runs
+            assert confirmed >= first - 1, "earlier fragments must be confirmed (I24)"
+            assert all(run >= first for run in runs), "earlier fragments get no writes (I24)"
         for change in self._changes:
             assert first <= change.first_entry <= self._window.last_confirmed + 1, "rule 12"
         if self.phase is Phase.READING and self._tally is not None:
-            assert self._tally.fragment == row.last_fragment, "X6"
+            assert self._tally.fragment == row.last_fragment, "the ensemble read must stay (X6)"
         if self.phase is Phase.CLOSING:
-            assert not self._window.runs, "X10: all was written back"
+            assert not self._window.runs, "all runs must be written back before the close (X10)"
 
     # --- marking -----------------------------------------------------------------------------
 
@@ -206,7 +207,7 @@ class Recovery(Keyed):
             self._out += self._slots.arm(Timer.RETRY)
         elif row.state is State.CLOSED:
             self._update = None
-            self._closed(row)  # whichever recovery closed it, there is only one end (I4)
+            self._closed(row)  # perhaps by another recovery, at the same end (I4)
         elif (
             self.phase is Phase.CLOSING
             and self._is_same_ledger(row)
@@ -219,7 +220,7 @@ class Recovery(Keyed):
             self._begin(row)
 
     def _is_same_ledger(self, row: LedgerMetadata) -> bool:
-        # Reference 2.4.8: if a fragment was added since, the entries read so far do not count.
+        # Reference 2.4.8: if a fragment was added, entries that were read before don't count.
         mine = self.metadata
         return row.state is State.IN_RECOVERY and (
             row.last_fragment == mine.last_fragment and row.declared_lost == mine.declared_lost
@@ -261,12 +262,12 @@ class Recovery(Keyed):
             self._failed(
                 "recovery-blocked",
                 bookie=event.member,
-                detail=f"too few bookies could be fenced; {event.member}: {event.status}",
+                detail=f"too few bookies could be fenced ({event.member}: {event.status})",
             )
 
     def _is_covered(self) -> bool:
-        # Rule 13, I14: only durable fences count. Rule 14: members declared lost count as fenced
-        # once all others are fenced.
+        # Rule 13, I14: only durable fences count. Rule 14: members that were declared lost count as
+        # fenced once all others are fenced.
         row = self.metadata
         lost = self._lost(row.last_fragment)
         known = self._fenced
@@ -275,7 +276,7 @@ class Recovery(Keyed):
         return row.quorum.is_covered(positions(known))
 
     def _may_be_covered(self) -> bool:
-        """Whether answers that are still awaited could cover the fragment."""
+        """Whether the fragment may still become covered by awaited answers."""
         quorum, lost = self.metadata.quorum, self._lost(self.metadata.last_fragment)
         hopeful = ((1 << quorum.ensemble_size) - 1) & ~(self._unfenced | lost)
         return quorum.is_covered(positions(hopeful)) or not self._unfenced
@@ -301,14 +302,14 @@ class Recovery(Keyed):
         row = self.metadata
         self._tally = Tally(
             row.quorum,
-            row.last_fragment,  # as found at the start: fragments of this recovery only get writes
+            row.last_fragment,  # as found at the start; this recovery's fragments only get writes
             first=self._next,
             last=self._next + self.read_entries - 1,
             declared_lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=True)
         if not self._tally.is_asked:
-            self._decide(self._tally)  # every member is declared lost, so no answer will arrive
+            self._decide(self._tally)  # all members are declared lost, so no answer will arrive
 
     def _read_all(self, tally: Tally, *, is_recovery: bool) -> None:
         for position, cursor in enumerate(tally.cursors):
@@ -324,8 +325,8 @@ class Recovery(Keyed):
                 row.ledger_id,
                 first,
                 tally.last,
-                # X1, I15, BK#2614: a bookie that got no fence must not deny an entry, and later
-                # accept that entry from the old writer.
+                # X1, I15, BK#2614: without this fence, a bookie might deny an entry, and later
+                # accept the entry from the old writer.
                 fence=is_recovery,
                 ledger_key=row.ledger_key if is_recovery else b"",
             )
@@ -338,14 +339,14 @@ class Recovery(Keyed):
         if not tally.is_answer(event):
             return
         codec, row = self._codec, self.metadata
-        assert codec is not None, "set with the row"
+        assert codec is not None, "reads must follow RecoverRequested"
         following = tally.note(event, codec, row.ledger_id)
         if following is not None:
             is_recovery = self.phase is Phase.READING
             self._send_read(tally, event.position, following, is_recovery=is_recovery)
 
     def _decide(self, tally: Tally) -> None:
-        """Write back or reject entries in order, as far as their verdict is known."""
+        """Write back present entries in order, up to the first entry with another verdict."""
         first = self._next
         verdict = EntryVerdict.PRESENT
         while self._next <= tally.last:
@@ -357,7 +358,7 @@ class Recovery(Keyed):
             # Rules 2 and 12: unchanged bytes go to all Qw members, even to those that have them.
             self._out += self._slots.push(tally.runs(first, self._next - 1))
         if verdict is EntryVerdict.ABSENT:
-            self._is_end_known = True  # entries after a missing one do not count
+            self._is_end_known = True  # entries after the first absent one don't count
             self._tally = None
         elif verdict is EntryVerdict.BLOCKED:
             self._blocked(tally, self._next)
@@ -365,7 +366,7 @@ class Recovery(Keyed):
             self._tally = None
 
     def _blocked(self, tally: Tally, entry_id: int) -> None:
-        """Fail: the recovery must not close the ledger while an entry is unknown (I16)."""
+        """Fail, because a recovery must not close the ledger while an entry is unknown (I16)."""
         self._failed(
             "recovery-blocked",
             bookie=tally.culprit(entry_id),
@@ -381,9 +382,9 @@ class Recovery(Keyed):
             return
         slots.settle(event)
         if event.status is Status.OK:
-            # The slot was slow, not dead. A writer needs guards here, but a recovery doesn't: fence
-            # and limbo never refuse a recovery add, so a refusal does not predict the next answer;
-            # and a recovery changes its ensemble at once, so no slot is half replaced.
+            # The slot was slow, not dead. A writer needs guards here, but a recovery doesn't. Fence
+            # and limbo never refuse a recovery add, so a refusal doesn't predict the next answer. A
+            # recovery changes its ensemble at once, so no slot is half replaced.
             if slots.down & 1 << position:
                 self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:
@@ -391,13 +392,13 @@ class Recovery(Keyed):
                 "recovery-blocked",
                 bookie=event.member,
                 entry_id=event.first,
-                detail="the bookie holds other bytes under this id",
+                detail=f"{event.member} has different bytes for entry {event.first}",
             )
         else:
             slots.fail(position)
 
     def _needs_spare(self) -> bool:
-        """Whether a run needs another member to reach Qa; otherwise recovery continues (rule 12)."""
+        """Whether a run needs another member to reach Qa. If not, recovery continues (rule 12)."""
         quorum, pending = self.metadata.quorum, self._window.unconfirmed
         return pending is not None and not quorum.has_ack_quorum(
             pending.holders & (pending.acked | ~self._slots.down),
@@ -424,13 +425,13 @@ class Recovery(Keyed):
                 "recovery-blocked",
                 bookie=members[down[0]],
                 entry_id=self._window.last_confirmed + 1,
-                detail="too few bookies to write entries back to, and no other is live",
+                detail="too few bookies store entries that are written back; no others are live",
             )
             return
         self._change(chosen)
 
     def _change(self, chosen: dict[int, str]) -> None:
-        """Change the ensemble in memory; only the close commits the change (X5)."""
+        """Change the ensemble in memory. Only the close commits the change (X5)."""
         mask = sum(1 << position for position in chosen)
         self._slots.write_off(mask)
         first = self._window.last_confirmed + 1  # rule 12: after all entries confirmed so far
@@ -442,7 +443,7 @@ class Recovery(Keyed):
     # --- closing -----------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """End reading: all entries are on Qa bookies. Find the length, then close."""
+        """Finish reading when all entries are on Qa bookies: find the length, then close."""
         window, row = self._window, self.metadata
         if window.is_waiting() and not self._is_grace_over:
             # Wait briefly for slower bookies, so that they miss nothing.
@@ -463,7 +464,7 @@ class Recovery(Keyed):
         )
         self._read_all(self._tally, is_recovery=False)
         if not self._tally.is_asked:
-            self._measured(self._tally)  # every member is declared lost, so no answer will arrive
+            self._measured(self._tally)  # all members are declared lost, so no answer will arrive
 
     def _measured(self, tally: Tally) -> None:
         entry_id = tally.first
@@ -472,8 +473,8 @@ class Recovery(Keyed):
             self._window.length = tally.length_of(entry_id)
             self._close()
         elif verdict is EntryVerdict.ABSENT and self.metadata.declared_lost:
-            # Rule 14: a confirmed entry is lost for ever. Take the length from an earlier entry, as
-            # a lower bound.
+            # Rule 14: a confirmed entry is lost for ever. An earlier entry gives a lower bound of
+            # the length.
             self._is_lacking = True
             below = entry_id - (self._window.last_confirmed - entry_id + 1)
             if below < 0:

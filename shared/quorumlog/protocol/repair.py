@@ -1,7 +1,7 @@
-"""Repairs one member of one closed fragment: replaces it, or copies entries that it missed to it.
+"""Repairs one member of one closed fragment: replaces the member, or copies missed entries to it.
 
 Bytes are copied unchanged (rule 2), so no password is needed. Only closed fragments are repaired
-(I25): in an open fragment, the writer or a recovery replaces a member.
+(I25), because the writer or a recovery replaces members of an open fragment.
 
 Before the target replaces a member, the repair reads all entries that the target should hold back
 from its disk (rule 20a). The target's index may name entries that are damaged or not on disk yet,
@@ -55,8 +55,8 @@ from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.tally import Tally
 
 _UNREADABLE_MAX: Final = 1000
-"""A repair gives up if more entries than this can't be read; otherwise it copies all others.
-Chosen by judgement.
+"""A repair skips up to this many unreadable entries, and fails if there are more. Chosen by
+judgement.
 """
 
 
@@ -85,7 +85,7 @@ class Stage(Enum):
 
     IDLE = "idle"
     MARKING = "marking"
-    """Names the target as a pending member in the metadata, before its first byte (rule 20)."""
+    """Names the target as a pending member in the metadata, before any byte is sent (rule 20)."""
     COPYING = "copying"
     VERIFYING = "verifying"
     """Reads all entries back from the target's disk, and copies wrong ones again (rule 20a)."""
@@ -109,18 +109,18 @@ class FragmentRepair(Keyed):
     """
 
     metadata: LedgerMetadata = field(kw_only=False)
-    """The metadata as this repair knows it."""
+    """The newest metadata that this repair has received."""
     fragment: int
     """The first entry of the fragment to repair."""
     leaving: str
     target: str
-    """The new member; or `leaving` itself, to copy the entries that it lacks."""
+    """The new member, or `leaving` itself if the repair only copies entries that it lacks."""
     first: InitVar[int | None] = None
     last: int | None = None
     """The last entry to check if `target` is `leaving`; None for the fragment's last entry."""
     held: InitVar[Ranges] = ()
-    """Ascending ranges that a new target claims to hold. They are not copied, but verified like
-    all others.
+    """Ascending ranges that a new target claims to hold. These entries are not copied, but verified
+    like all others.
     """
     read_entries: int = READ_ENTRIES
     stage: Stage = Stage.IDLE
@@ -130,36 +130,36 @@ class FragmentRepair(Keyed):
     _is_stalled: bool = False
     _first: int = field(init=False)
     _next: int = field(init=False)
-    """COPYING: the first entry without a reader. VERIFYING: the first entry not verified yet."""
+    """In COPYING the first entry without a reader, in VERIFYING the first unverified entry."""
     _skipped: Ranges = field(init=False)
     """Ranges to skip in the current stage."""
     _lacking: Ranges = ()
-    """VERIFYING: ranges that are missing or wrong on the target's disk."""
+    """In VERIFYING, the ranges that are missing or wrong on the target's disk."""
     _is_again: bool = False
-    """Whether lacking ranges were copied a second time. There is no third attempt."""
+    """Whether lacking ranges were copied a second time, which is the last attempt."""
     _reader: RangeReader | None = None
     _tally: Tally | None = None
     _pending: dict[int, Run] = field(default_factory=dict)
-    """The parts sent to the target and not acknowledged yet, by their first entries."""
+    """The parts that were sent to the target and not acknowledged yet, by their first entries."""
     _border: int | None = None
     """The fragment's last entry in the metadata with which the repair began."""
     _position: int | None = None
-    """The position whose entries are copied: the one that `leaving` had at the start."""
+    """The position whose entries are copied, which `leaving` had at the start."""
     _unreadable: tuple[int, ...] = ()
     _failure: Failed | None = None
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self, first: int | None, held: Ranges) -> None:
-        """The repair sends no request before Begin."""
+        """Prepare the repair, which sends no request before Begin."""
         is_whole = first is None and self.last is None
-        assert self.target == self.leaving or is_whole, "a new member needs all"
+        assert self.target == self.leaving or is_whole, "a new member needs the whole fragment"
         self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
         self._first = self._next = self.fragment if first is None else first
         self._skipped = held
 
     @property
     def unreadable(self) -> tuple[int, ...]:
-        """Entries that the target should have, but no member returned intact, ascending."""
+        """Entries that the target should have, but that no member returned intact, ascending."""
         return self._unreadable
 
     @property
@@ -195,7 +195,7 @@ class FragmentRepair(Keyed):
                 | ReplaceRequested()
                 | PlacedInLog()
             ):
-                raise AssertionError(f"{event} is not for a repair")
+                raise AssertionError(f"a repair can't process this event: {event}")
             case _:
                 assert_never(event)
         out, self._out = self._out, []
@@ -206,15 +206,15 @@ class FragmentRepair(Keyed):
         if self.stage in (Stage.IDLE, Stage.DONE, Stage.MARKING):
             return
         index = self._index(self.metadata)
-        assert index is not None, "the fragment is there"
-        assert self.metadata.is_closed_fragment(index), "I25"
-        assert self.target in self.metadata.all_members, "rule 20"
+        assert index is not None, "the metadata must have the fragment"
+        assert self.metadata.is_closed_fragment(index), "the fragment must be closed (I25)"
+        assert self.target in self.metadata.all_members, "the target must be a member (rule 20)"
         if self.stage is not Stage.COPYING:
-            assert not self._pending, "I25: all was copied before"
+            assert not self._pending, "all adds must be answered after COPYING (I25)"
         if self.stage is Stage.REPLACING:
-            assert not self._lacking, "rule 20a"
+            assert not self._lacking, "the target must have all entries (rule 20a)"
         if self.stage is Stage.RELEASING:
-            assert self.leaving in self.metadata.all_members, "rule 20b"
+            assert self.leaving in self.metadata.all_members, "`leaving` must stay (rule 20b)"
 
     # --- metadata ----------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class FragmentRepair(Keyed):
         return None
 
     def _begin(self, row: LedgerMetadata) -> None:
-        """Continue from this metadata: name the target in it, or go on if it is named already."""
+        """Continue from this metadata, which must name the target before entries are copied."""
         self.metadata = row
         index = self._index(row)
         if index is None or not row.is_closed_fragment(index):
@@ -241,7 +241,7 @@ class FragmentRepair(Keyed):
         place, is_there = (self.fragment, self.leaving), self.leaving in fragment.bookies
         successors = [r.target for r in row.placed_repairs if (r.first_entry, r.leaving) == place]
         if self.target in successors:
-            # This repair placed the target, or an earlier one that ended before its last step.
+            # This repair, or an earlier one that ended before its last step, placed the target.
             self._give_row()
         elif not successors and (self.stage is Stage.RELEASING or not is_there):
             # This or another repair replaced `leaving`, and queued a second check (rule 20a).
@@ -252,36 +252,35 @@ class FragmentRepair(Keyed):
         elif self.target == self.leaving or self._is_marked(row):
             self._go_on()
         elif self._is_overtaken(row):
-            self._fail("version-conflict", detail="another repair took over the place meanwhile")
+            self._fail("version-conflict", detail=f"another repair now replaces {self.leaving}")
         else:
             self.stage = Stage.MARKING
             self._send_update(row.with_repair(Repair(self.fragment, self.leaving, self.target)))
 
     def _ends_as_before(self, border: int | None) -> bool:
-        """Whether the fragment's end is still the one that this repair began with. An end changes
-        only if the database went back and was rebuilt. The copies made so far are then incomplete
-        (seed 314751).
+        """Whether the fragment's end is unchanged since this repair began. An end changes only if
+        the database went back and was rebuilt. The copies are then incomplete (seed 314751).
         """
         return self._border in (None, border)
 
     def _is_same_place(self, fragment: Fragment) -> bool:
         """Whether the target may still replace `leaving`, with the entries copied so far.
 
-        Meanwhile another repair may have moved `leaving` to another position, which stores other
-        entries (seed 133237). Or the target's bookie may have become a member in another
-        incarnation, and would then store two copies (I22).
+        Another repair may have moved `leaving` to another position, which stores other entries
+        (seed 133237). Or the target's bookie may have become a member in another incarnation, and
+        would then store two copies (I22).
         """
         others = {member_name(m) for m in fragment.bookies if m != self.leaving}
         is_free = member_name(self.target) not in others
         return is_free and self._position in (None, fragment.bookies.index(self.leaving))
 
     def _is_marked(self, row: LedgerMetadata) -> bool:
-        # Rule 20: unless the metadata names the target, the bookie drops the copied entries.
+        # Rule 20: if the metadata doesn't name the target, the bookie drops the copied entries.
         return Repair(self.fragment, self.leaving, self.target) in row.repairs
 
     def _is_overtaken(self, row: LedgerMetadata) -> bool:
-        """Whether a later repair replaced this repair's mark (rule 20). Then this repair must give
-        up: if it marked again, the two repairs would replace each other's mark for ever (L6, seed
+        """Whether a later repair replaced this repair's mark (rule 20). Then this repair must fail,
+        because two repairs that both mark again would replace each other's mark for ever (L6, seed
         99933).
         """
         place = (self.fragment, self.leaving)
@@ -293,7 +292,7 @@ class FragmentRepair(Keyed):
             self._position, _ = self._place()
             self._copy()
         else:
-            # The metadata changed after everything was read back. If a version in between did not
+            # The metadata changed after all entries were read back. If a version in between did not
             # name the target, the target may have dropped entries (rule 18).
             self._is_again = False
             self._verify()
@@ -348,7 +347,7 @@ class FragmentRepair(Keyed):
         to the window's first entry.
         """
         end = self.last
-        assert end is not None, "a closed fragment has an end"
+        assert end is not None, "a closed fragment must have an end"
         while self._next <= end:
             past, last = self._around(min(end, self._next + self.read_entries - 1))
             if past == self._next:
@@ -381,7 +380,7 @@ class FragmentRepair(Keyed):
                 case SendRead() | StartTimer() | ReadMetadata():
                     self._out.append(effect)
                 case _:
-                    raise AssertionError(f"{effect} is not a reader's")
+                    raise AssertionError(f"a reader must not return this effect: {effect}")
         if reader.is_done:
             self._next = reader.next
             self._reader = None
@@ -389,9 +388,9 @@ class FragmentRepair(Keyed):
                 self._copy_next()
 
     def _unread(self, failed: Failed) -> None:
-        """Skip an entry that can't be read, and note it if this position should store it."""
+        """Skip an unreadable entry, and record the entry if this position should store it."""
         reader = self._reader
-        assert reader is not None, "only a reader fails so"
+        assert reader is not None, "only a reader may report an unreadable entry"
         if failed.entry_id is None:
             self._fail(failed.code, detail=failed.detail)
             return
@@ -436,7 +435,7 @@ class FragmentRepair(Keyed):
 
     def _copied(self) -> None:
         if self._failure is not None:
-            # All readable entries are copied. `leaving` stays a member until the others are found.
+            # All readable entries are copied. `leaving` stays while others are unreadable.
             self.stage = Stage.DONE
             self._out.append(self._failure)
         else:
@@ -466,7 +465,7 @@ class FragmentRepair(Keyed):
 
     def _read_target(self, tally: Tally, position: int) -> None:
         cursor = tally.cursors[position]
-        assert cursor is not None, "the position has entries of the window"
+        assert cursor is not None, "the position must have entries of the window"
         ledger_id = self.metadata.ledger_id
         self._out.append(
             SendRead(position, self.target, ledger_id, cursor, tally.last, from_disk=True)
@@ -486,7 +485,7 @@ class FragmentRepair(Keyed):
         if event.status not in {Status.OK, Status.NO_ENTRY}:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self.target} does not report its entries: {event.status}",
+                detail=f"{self.target} did not return its entries: {event.status}",
                 bookie=self.target,
                 entry_id=event.first,
             )
@@ -499,7 +498,7 @@ class FragmentRepair(Keyed):
         self._verify_next()
 
     def _unfound(self, tally: Tally, position: int) -> Iterator[int]:
-        """The position's entries that the target didn't return: absent, damaged or unknown ones."""
+        """The position's entries that are absent, damaged or unknown at the target."""
         for entry_id in range(tally.first, tally.last + 1):
             if self.metadata.quorum.is_member(position, entry_id) and entry_id not in tally.found:
                 yield entry_id
@@ -536,7 +535,7 @@ class FragmentRepair(Keyed):
         self._send_update(changed, self._second_look())
 
     def _second_look(self) -> tuple[MissedRange, ...]:
-        """Queue a second verification of the target (rule 20a): the target may lose entries after
+        """The entries to verify a second time (rule 20a), because the target may lose entries after
         they were read back, and this worker may end.
         """
         end = self.last
@@ -566,8 +565,8 @@ class FragmentRepair(Keyed):
             )
 
     def _release(self) -> None:
-        """Release `leaving` by a change of exactly the version of which the target has a copy.
-        After another change, only a later version might name the target.
+        """Release `leaving` by a change of exactly the version of which the target has a copy. If
+        the metadata has changed since, the target first needs a copy of the newer version.
         """
         self._send_update(self.metadata.with_leaving_released(self.fragment, self.target))
 
@@ -586,7 +585,7 @@ class FragmentRepair(Keyed):
         if self.stage is Stage.COPYING and first in self._pending:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self.target} is silent",
+                detail=f"{self.target} did not answer in time",
                 bookie=self.target,
                 entry_id=first,
             )

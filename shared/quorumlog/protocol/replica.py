@@ -1,16 +1,16 @@
-"""One ledger at one bookie: which requests the bookie accepts, and what it may answer.
+"""One ledger at one bookie: decides which requests the bookie accepts, and how it answers.
 
-This code is pure: it knows ids, bytes and keys, but neither files nor clocks. The real bookie and
-the simulated one run it, so they behave the same.
+This code is pure: it handles ids, bytes and keys, but neither files nor clocks. The real bookie and
+the simulated bookie both run this code, so they behave the same.
 
 A driver calls `step(asked) -> Verdict`, and appends the verdict's `records` to its log in order. It
 calls `synced(count)` when the first `count` records of this ledger are on disk, and sends the
 verdict only when `count >= verdict.after` (rule 3). After a crash, the first n records are left,
 for some n from `synced_count` to `accepted_count`. The driver applies them to a new object.
 
-`Holdings` has the entries that a bookie holds: in the real bookie it is an index of log offsets, in
-the simulator a dictionary. Storage, limits, queues, and whatever concerns several ledgers are not
-part of this module.
+`Holdings` has the entries that a bookie holds. In the real bookie it is an index of log offsets; in
+the simulator it is a dictionary. Storage, limits, queues and anything that concerns several ledgers
+are not part of this module.
 """
 
 from collections.abc import Collection, Iterable
@@ -32,8 +32,8 @@ class AddAsked:
     """A request to store entries. Recovery adds pass fence and limbo (rules 2, 9, 12).
 
     If some ids are held already, the first verdict names them in `compare`. The driver then repeats
-    the request, with the held entries that it could read (`stored`) and the ids of those that it
-    could not read (`damaged`).
+    the request with the held entries that are readable (`stored`), and the ids of unreadable ones
+    (`damaged`).
     """
 
     member: str
@@ -46,7 +46,7 @@ class AddAsked:
     named_by: RowName | None = None
     """The version of the metadata that names this bookie for the run; None in a recovery add."""
     row: RowCopy | None = None
-    """A copy of the version `named_by`; None if an answered add brought the copy already."""
+    """A copy of the version `named_by`; None if an earlier, answered add brought the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class FenceAsked:
 @dataclass(frozen=True, slots=True)
 class ReadAsked:
     """A request for entries first..last. `fence`: the bookie fences the ledger before it answers
-    (X1). `from_disk`: entries that it reports as present must be on disk (rule 20a).
+    (X1). `from_disk`: entries in the answer must be on disk (rule 20a).
     """
 
     member: str
@@ -99,8 +99,9 @@ class RowReported:
 Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacReported | RowReported
 
 
-# A replay may apply records in any order (rule 16): fence, key and deletion are never undone, the
-# highest LAC counts, and limbo has a counter. Order matters only between EntriesDropped and runs.
+# A replay may apply records in any order (rule 16), because fence, key and deletion are never
+# undone, the highest LAC counts, and limbo has a counter. Order matters only between EntriesDropped
+# and runs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class RowKept:
 
 @dataclass(frozen=True, slots=True)
 class FenceSet:
-    """A fence with the ledger's key, since the bookie may have nothing else of the ledger."""
+    """A fence with the ledger's key, because the bookie may have nothing else of the ledger."""
 
     ledger_key: bytes
 
@@ -137,8 +138,8 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """Limbo begins (local state of the ledger may be lost), or ends. If there are several records,
-    the highest counter decides.
+    """The beginning or end of limbo, in which local state of the ledger may be lost. Of several
+    records, the one with the highest counter counts.
     """
 
     counter: int
@@ -152,8 +153,8 @@ class EntriesDropped:
 
     Compaction reorders records (rule 16), but this record needs no counter. A driver rewrites it
     only while no entry is held, and moves only held entries. So a run that was stored after this
-    record never comes before it. If compaction removes this record and leaves older runs, a replay
-    finds dropped copies again. They are valid copies of a fenced ledger, and are dropped again.
+    record stays behind it. If compaction removes this record and leaves older runs, a replay finds
+    the dropped entries again. They are valid entries of a fenced ledger, and are dropped again.
     """
 
     ledger_key: bytes
@@ -161,7 +162,7 @@ class EntriesDropped:
 
 @dataclass(frozen=True, slots=True)
 class LedgerDeleted:
-    """The ledger was deleted (its metadata is a tombstone): entries, key and fence are gone, and
+    """The ledger was deleted, and its metadata is a tombstone. Entries, key and fence are gone, but
     the id stays for ever (rule 16a). All other records of the ledger are ignored.
     """
 
@@ -171,12 +172,12 @@ ReplicaRecord = RunStored | RowKept | FenceSet | LacKept | LimboSet | EntriesDro
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to a request, and when to send it.
+    """The answer to a request, and the condition for sending it.
 
-    - `after`: how many records of this ledger must be synced before the answer is sent;
+    - `after`: the number of records of this ledger that must be synced before the answer is sent;
     - `present` and `absent`: the result of a read; an entry in neither is unknown (rule 1);
-    - `compare`: if not empty, there is no answer yet: repeat the request with the stored entries of
-      these ranges;
+    - `compare`: if not empty, there is no answer yet, and the driver must repeat the request with
+      the stored entries of these ranges;
     - `made`: the result of `Holdings.accept`, if entries were stored.
     """
 
@@ -191,14 +192,14 @@ class Verdict:
 
 
 class Holdings(Protocol):
-    """The entries of one ledger that a bookie holds, including accepted entries not synced yet."""
+    """The entries of one ledger that a bookie holds, including entries that aren't synced yet."""
 
     @property
     def highest(self) -> int:
         """An upper bound of the held ids; NO_ENTRY if no entry is held."""
 
     def present(self, first: int, last: int) -> Ranges:
-        """The ranges of held entries in first..last. All other entries are proven absent."""
+        """The ranges of held entries in first..last. All other entries there are absent."""
 
     def accept(self, record: RunStored) -> object:
         """Add the record's entries. Returns a value for the driver, which writes the record."""
@@ -250,7 +251,7 @@ class Replica(Keyed):
     # --- driving ------------------------------------------------------------------------------
 
     def step(self, asked: Asked) -> Verdict:
-        """Decide about a request. A driver must call this for one request of a ledger at a time."""
+        """Decide about a request. The driver must pass requests of a ledger one at a time."""
         if self.is_deleted:
             return self._asked_of_deleted(asked)
         match asked:
@@ -278,9 +279,9 @@ class Replica(Keyed):
         return self._took(LimboSet(self._limbo_counter + 1, limbo))
 
     def enter_limbo(self, ledger_key: bytes, *, is_fenced: bool) -> Verdict:
-        """Begin limbo for a new incarnation (phase one of BP-46): state of older incarnations may
-        be lost. `is_fenced`: a recovery has begun or ended, so the ledger is fenced. Otherwise a
-        writer may continue with this incarnation (rule 15).
+        """Begin limbo for a new incarnation (phase one of BP-46), because state of older
+        incarnations may be lost. `is_fenced`: a recovery has begun or ended, so the ledger is
+        fenced. If not, a writer may continue with this incarnation (rule 15).
         """
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
@@ -288,20 +289,20 @@ class Replica(Keyed):
         if is_fenced and not self._is_wrong_key(ledger_key):
             records = self._fence(ledger_key)
         elif self.ledger_key is None:
-            # Store the key too: if it is lost, the next request could set another one (rule 30).
+            # Store the key too. If the key is lost, the next request could set another (rule 30).
             records = self._took(LacKept(self.last_add_confirmed, ledger_key)).records
         limbo = self.set_limbo(limbo=True)
         return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
 
     def moved(self, run: Run) -> Verdict:
-        """Write a held run again, because its present place in the bookie's log is given up."""
-        assert self.ledger_key is not None, "only what is held is moved"
-        assert not self.is_deleted, "nothing is held of a deleted ledger"
+        """Write a held run again, because its segment of the bookie's log will be removed."""
+        assert self.ledger_key is not None, "only a held run can be moved"
+        assert not self.is_deleted, "a deleted ledger has no runs to move"
         return self._took(RunStored(run, self.ledger_key, replaces=True))
 
     def drop(self) -> Verdict:
-        """Drop the entries of a CLOSED ledger that other bookies have. The fence remains, and
-        answers that report it wait until the record is on disk (I13).
+        """Drop the entries of a CLOSED ledger that other bookies have. The ledger stays fenced, and
+        answers that report the fence wait until the record is on disk (I13).
         """
         was_fenced = self.is_fenced
         verdict = self._took(EntriesDropped(self.ledger_key or b""))
@@ -317,15 +318,15 @@ class Replica(Keyed):
 
     def forget_copies(self) -> None:
         """Forget superseded copies. The caller ensures that the database contains the changes of
-        all held copies (rule 18c). No record is written: if a replay finds such a copy, it is
-        forgotten again.
+        all held copies (rule 18c). No record is written, because a copy that a replay finds again
+        is forgotten again.
         """
         names = superseded(name for name in self.holdings.row_names if name.token)
         if names:
             self.holdings.drop_row_copies(names)
 
     def repeated(self) -> Verdict:
-        """Make records of the ledger's state without its entries. They may be applied twice."""
+        """Make records of the ledger's state, without entries. Applying a record twice is safe."""
         records: list[ReplicaRecord] = []
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
@@ -336,12 +337,12 @@ class Replica(Keyed):
         if self._limbo_counter:
             records.append(self.limbo)
         for name in self.holdings.row_names:
-            assert self.ledger_key is not None, "a copy carries the key"
+            assert self.ledger_key is not None, "a ledger with copies must have a key"
             records.append(RowKept(self.holdings.row_copy(name), self.ledger_key))
         return Verdict(Status.OK, self._accepted(len(records)), records=tuple(records))
 
     def apply(self, record: ReplicaRecord) -> object:
-        """Apply a record, either new or read from the log in any order (rule 16). Returns the
+        """Apply a new record, or a record that a replay reads in any order (rule 16). Returns the
         result of `Holdings.accept` for entries.
         """
         if self.is_deleted:
@@ -385,7 +386,7 @@ class Replica(Keyed):
         last_add_confirmed: int,
         is_deleted: bool = False,
     ) -> None:
-        """Set the state from an index, instead of the records from which the index was built."""
+        """Set the state from an index, instead of applying the records that the index covers."""
         self.is_deleted = is_deleted
         self.ledger_key = ledger_key
         self.is_fenced = is_fenced
@@ -397,7 +398,7 @@ class Replica(Keyed):
         """A record of the current state of limbo."""
         return LimboSet(self._limbo_counter, self.is_limbo)
 
-    # --- the guards: each is one rule -------------------------------------------------------------
+    # --- the guards, each of which implements one rule --------------------------------------------
 
     def _is_foreign(self, member: str) -> bool:
         """Whether the request is for another bookie, or for a later incarnation (rule 4)."""
@@ -416,13 +417,13 @@ class Replica(Keyed):
         return self.ledger_key is not None and ledger_key != self.ledger_key
 
     def _is_fence_in_the_way(self, asked: AddAsked) -> bool:
-        """Whether the ledger is fenced, and the add is neither recovery's nor repair's (I12)."""
+        """Whether the ledger is fenced, and the add is a normal one (I12)."""
         return self.is_fenced and not asked.recovery
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
         """Whether a normal add is for an older incarnation, whose fence may be lost (rule 15, X3).
-        Adds for this incarnation pass: the metadata named it after the loss, so its fences are all
-        here.
+        Adds for this incarnation pass, because the metadata named it after the loss, so none of its
+        fences are lost.
         """
         return not asked.recovery and self._is_older(asked.member)
 
@@ -435,7 +436,7 @@ class Replica(Keyed):
         return all(kept.version < name.version for kept in self.holdings.row_names)
 
     def _may_say_no(self, member: str) -> bool:
-        """Whether the bookie may deny entries: only if it can't have lost any (I27, X4)."""
+        """Whether the bookie may deny entries, which requires that it lost none (I27, X4)."""
         return not (self.is_limbo or self._is_older(member))
 
     def _has_other_bytes(self, run: Run, stored: Run) -> bool:
@@ -447,15 +448,15 @@ class Replica(Keyed):
         return False
 
     def _after_entries(self) -> int:
-        """How many records must be on disk before an add is answered ok (rule 3); 0 if entries are
-        deferred (rule 31). For a repeated add, they include the first add's record.
+        """The number of records that must be on disk before an add is answered ok (rule 3), with
+        the first add's record if the add is repeated; 0 if entries are deferred (rule 31).
         """
         return 0 if self.is_deferred else self.accepted_count
 
     # --- the verdicts -----------------------------------------------------------------------------
 
     def _asked_of_deleted(self, asked: Asked) -> Verdict:
-        """Answer for a deleted ledger, which stores, fences and denies nothing (rule 16a). A
+        """Answer for a deleted ledger, without storing, fencing or denying anything (rule 16a). A
         writer's add gets FENCED, so that the writer reads the metadata (rule 9) and finds the
         deletion. Other requests get UNKNOWN, because no process may rely on this bookie.
         """
@@ -472,7 +473,7 @@ class Replica(Keyed):
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)
         if self._is_fence_in_the_way(asked):
-            # The fence must survive a crash once the writer knows of it.
+            # The fence must survive a crash once the writer has received this answer.
             return self._refused(Status.FENCED, self._fence_number)
         if self._is_limbo_in_the_way(asked):
             return self._refused(Status.NOT_MINE)
@@ -488,7 +489,7 @@ class Replica(Keyed):
                 return self._refused(Status.CONFLICT, self._after_entries())
             unread = _without(held, readable, run)
             if not _covers(asked.damaged, unread):
-                # While the driver read, more entries were accepted: compare these too.
+                # More entries were accepted while the driver read, and must be compared too.
                 return Verdict(Status.UNKNOWN, compare=held)
             if unread and not asked.recovery:
                 return self._refused(Status.UNKNOWN)
@@ -535,7 +536,7 @@ class Replica(Keyed):
         present = self.holdings.present(asked.first, asked.last)
         after = self._fence_number if asked.fence else 0
         if asked.from_disk:
-            # A repair replaces a member after this read, so all reported entries must survive a
+            # A repair replaces a member after this read, so all returned entries must survive a
             # power cut (rule 20a), even if the bookie defers entries (rule 31).
             after = self.accepted_count
         absent: Ranges = ()
@@ -551,12 +552,12 @@ class Replica(Keyed):
     def _lac_asked(self, asked: LacAsked) -> Verdict:
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
-        # A LAC below the one reported before a loss would deny entries.
+        # After a loss, a lower LAC than the bookie reported before would deny entries.
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
         return Verdict(status, 0, self.last_add_confirmed)
 
     def _lac_reported(self, asked: LacReported) -> Verdict:
-        """Store a LAC, even if fenced: a LAC is never above the end that recovery finds (I10)."""
+        """Store a LAC, even if fenced, as no LAC is above the end that recovery finds (I10)."""
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):
@@ -566,7 +567,7 @@ class Replica(Keyed):
         return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
     def _row_reported(self, asked: RowReported) -> Verdict:
-        """Store a copy of the metadata, even if fenced or in limbo: a copy proves no entries."""
+        """Store a copy of metadata, even if fenced or in limbo, as a copy proves no entries."""
         if self._is_foreign(asked.member) or self._is_older(asked.member):
             # Rule 18b: this version names an older incarnation, whose entries may be lost.
             return self._refused(Status.NOT_MINE)
@@ -611,9 +612,9 @@ class Replica(Keyed):
         """Assert the invariants of one state."""
         assert 0 <= self.synced_count <= self.accepted_count
         assert 0 <= self._fence_number <= self.accepted_count
-        assert not self.is_fenced or self.ledger_key is not None, "a fence carries the key"
+        assert not self.is_fenced or self.ledger_key is not None, "a fenced ledger must have a key"
         assert self.last_add_confirmed >= NO_ENTRY
-        assert not self.is_deleted or self.holdings.highest == NO_ENTRY, "rule 16a"
+        assert not self.is_deleted or self.holdings.highest == NO_ENTRY, "entries after deletion"
 
 
 # --- ranges --------------------------------------------------------------------------------------

@@ -9,17 +9,17 @@ from quorumlog.protocol.metadata import LedgerMetadata
 
 ATTEMPT_BYTES: Final = 16
 COPIES_KEPT: Final = 8
-"""How many copies of one ledger's metadata a bookie keeps, among those whose versions the database
-contains. A rebuild needs the latest copy; earlier ones show from which versions it descends. Chosen
-by judgement."""
+"""Maximum copies of one ledger's metadata that a bookie keeps, of versions that the database has. A
+rebuild needs the latest copy; earlier copies show from which versions it descends. Chosen by
+judgement."""
 _NO_ATTEMPT: Final = bytes(ATTEMPT_BYTES)
 
 
 class RowName(NamedTuple):
-    """The name of a copy: the version of the metadata that the copy has.
+    """The name of a copy, which identifies one version of the metadata.
 
-    Versions of two histories may have equal numbers. They differ in the token of the change that
-    made them (rule 18a), so a copy with a higher number doesn't make another copy obsolete.
+    Versions of two histories may have equal numbers, but differ in the token of the change that
+    made them (rule 18a). So a copy with a higher number doesn't make another copy obsolete.
     """
 
     version: int
@@ -33,7 +33,7 @@ class RowName(NamedTuple):
 
 
 class RowCopy(NamedTuple):
-    """A copy of a ledger's metadata. Bookies read only `placed_by` of `body` (rule 18c)."""
+    """A copy of a ledger's metadata. Bookies read only `placed_by` from `body` (rule 18c)."""
 
     name: RowName
     body: bytes
@@ -53,9 +53,9 @@ def attempt_of(token: str) -> bytes:
 def superseded(contained: Iterable[RowName]) -> tuple[RowName, ...]:
     """Return the names of copies of one ledger's metadata that a bookie may forget.
 
-    `contained`: all copies whose changes the database contains. All of them but the latest
-    COPIES_KEPT may be forgotten: they are of one history, so a higher version descends from each
-    lower one. No such order exists for copies that the database lacks (rule 18c).
+    `contained`: the names of all copies whose changes the database contains. The latest COPIES_KEPT
+    must stay. The others may be forgotten, because in one history a higher version descends from
+    each lower version. Copies that the database lacks have no such order (rule 18c).
     """
     return tuple(sorted(contained)[:-COPIES_KEPT])
 

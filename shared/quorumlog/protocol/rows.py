@@ -1,8 +1,8 @@
-"""Rows in one of the cluster's own logs: the state that records define, and how requests change it.
+"""Rows that are stored as records of one of the cluster's own logs, and the requests on these rows.
 
-The state is a fold over the log: the last row that was written for a key counts. A request is
-decided on a draft. The changes count once the draft's batch is in the log (`offset_store.py`). A
-version contains the change's offset in the log, so versions always grow, even after a deletion.
+The state is a fold over the log, in which the last row of each key counts. Requests are decided on
+a draft. Their changes count once the draft's batch is in the log (`offset_store.py`). A version
+contains the change's offset in the log, so versions always grow, even after a deletion.
 `positions.py` defines the rows of consumers, and `queues.py` the rows of work queues.
 """
 
@@ -26,10 +26,10 @@ from quorumlog.errors import (
 CHANGES_MAX: Final = 1024
 """Maximum requests of one batch. A version is the batch's offset times this, plus an index."""
 REMEMBERED_MAX: Final = 20_000
-"""Decided changes whose tokens are remembered (rule 32): some megabytes. Chosen by judgement."""
+"""Maximum remembered tokens of changes (rule 32), which take some megabytes. By judgement."""
 
 _CARRIED_CHARS: Final = 1 << 20
-"""Characters of old rows that one append writes again; chosen by judgement."""
+"""Characters of old rows that one append writes again. Chosen by judgement."""
 
 Key = tuple[str, str]
 """(log, consumer) or (log, queue)"""
@@ -40,11 +40,11 @@ class Row(Protocol):
 
     @property
     def key(self) -> Key:
-        """The log, and the name within it."""
+        """The log, and the row's name within the log."""
 
     @property
     def created(self) -> str:
-        """The log's creation time: a later log of the same name has another one."""
+        """The log's creation time, which distinguishes the log from later namesakes."""
 
 
 R = TypeVar("R", bound=Row)
@@ -55,7 +55,7 @@ class List:
     """List a log's rows, sorted by name. Answer: a tuple of at most `limit` rows."""
 
     log: str
-    """The log. Empty: the consumers of all logs; `after` is then `log/consumer`."""
+    """The log. If empty, consumers of all logs are listed, and `after` is `log/consumer`."""
     after: str
     limit: int
 
@@ -75,15 +75,15 @@ class Stamp:
     token: str
     """A random token that the first sender of the change created."""
     content: str = ""
-    """A digest of the request. Two requests with one token and different content are an error."""
+    """A digest of the request. Using one token for requests with different digests is an error."""
     seen: int = 0
-    """A version that the sender knew before it sent the first copy; 0: the sender knew none."""
+    """A version that the sender had read before it sent the first copy; 0 if it had read none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decided(Generic[R]):
-    """The decision about the change with a token: the change's result (`Rows.remembered`), or the
-    code of the error by which the change was refused.
+    """The decision about the change with this token. `answer` is the change's result
+    (`Rows.remembered`), or the code of the error with which the change was rejected.
     """
 
     token: str
@@ -102,22 +102,22 @@ class Batch(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a row was last written."""
+    """The place in the log where a row was last written."""
 
     offset: int
     written: int
-    """How many rows and records the log had before the row."""
+    """The number of rows and records in the log before the row."""
     chars: int
-    """How many characters the log had before the row."""
+    """The number of characters in the log before the row."""
     size: int
     """The row's number of characters."""
 
 
 class Rows(Generic[R]):
-    """All rows that the log contains, and when the leases that they grant end."""
+    """All rows that the log contains, and the ends of the leases that the rows grant."""
 
     noun: ClassVar[str]
-    """The kind of row, `consumer` or `queue`: also the name of a field of requests and errors."""
+    """The kind of row, such as `consumer`. Requests and errors have a field of this name."""
     absent: ClassVar[type[QuorumLogError]]
     """The error for a request about a row that does not exist."""
 
@@ -127,16 +127,16 @@ class Rows(Generic[R]):
         self._logs: dict[str, dict[str, R]] = {}
         self._places: dict[Key, _Place] = {}
         self._held_until: dict[Key, Any] = {}
-        """For each key, the value that `hold` received since `since_s`."""
+        """For each key, the value that `hold` has received since `since_s`."""
         self.since_s = 0.0
-        """The last time when records that another gateway may have written were read."""
+        """The last time at which records were read that another gateway may have written."""
         self._written = 0
         self.chars = 0
         """Characters of all rows that were ever written to the log."""
         self._chars_now = 0
         """Characters of the current rows."""
         self._sized: deque[tuple[int, int]] = deque()
-        """For each record with large rows, oldest first: its offset, and `chars` before it."""
+        """The offset of each record with large rows, and `chars` before it, oldest first."""
         self._kept_from = 0
         self._next = 0
         self._decided: dict[str, Decided[R]] = {}
@@ -150,7 +150,8 @@ class Rows(Generic[R]):
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "RowDraft[R]":
         """Begin a draft of the batch for the offset `end`. `database_ms`: 0 if the database's time
-        is unknown or in doubt. `expiry_ms`: how long a row lasts without use; 0: without limit.
+        is unknown or in doubt. `expiry_ms`: the time without use after which a row expires; 0:
+        never.
         """
 
     def reach(self, offset: int) -> None:
@@ -159,7 +160,7 @@ class Rows(Generic[R]):
             self._next = self.known_from = offset
 
     def decided(self, token: str) -> Decided[R] | None:
-        """The decision about the change with a token; None if it is not remembered."""
+        """The decision about the change with a token; None if no decision is remembered."""
         return self._decided.get(token)
 
     def _remember(self, offset: int, batch: Batch[R]) -> None:
@@ -193,12 +194,12 @@ class Rows(Generic[R]):
             self._sized.append((offset, before))
 
     def learned(self, now_s: float) -> None:
-        """Note that records were read. Another gateway may have granted whole leases until now."""
+        """Note that records were read. Until now, another gateway may have granted leases."""
         self._held_until.clear()
         self.since_s = now_s
 
     def hold(self, held_until: Mapping[Key, Any]) -> None:
-        """Note when leases end that this gateway granted or renewed."""
+        """Note the ends of leases that this gateway granted or renewed."""
         self._held_until.update((key, end) for key, end in held_until.items() if key in self.rows)
 
     def _add(self, row: R) -> None:
@@ -222,9 +223,9 @@ class Rows(Generic[R]):
         return self._logs.get(log, {})
 
     def oldest(self, count: int, *, slack: int, slack_chars: int) -> Iterable[R]:
-        """The oldest rows that must be written again. Since such a row was written, the log has
-        grown by more than four times the number of rows plus `slack`, or by more than four times
-        the characters of all rows plus `slack_chars`.
+        """The oldest rows that must be written again, because the log has grown too much since. A
+        log may grow by four times the number of rows plus `slack`, and by four times the characters
+        of all rows plus `slack_chars`.
         """
         size = 0
         written = self._written - 4 * len(self.rows) - slack
@@ -245,13 +246,13 @@ class Rows(Generic[R]):
         return row
 
     def begin(self, end: int) -> int:
-        """The offset below which no record of the log is needed. `end`: the log's end."""
+        """The offset below which no record of the log is needed; without rows, the log's `end`."""
         for key in self.rows:
             return self._places[key].offset
         return end
 
     def kept_from(self, chars: int) -> int:
-        """The lowest offset from which on all records together have at most `chars` characters."""
+        """The lowest offset from which all records together have at most `chars` characters."""
         while self._sized and self.chars - self._sized[0][1] > chars:
             self._kept_from = self._sized.popleft()[0] + 1
         return self._kept_from
@@ -303,7 +304,7 @@ class RowDraft(Generic[R]):
         """Decide a request. The answer counts once the batch is in the log. A copy of a decided
         change gets the first answer, or is rejected if the first answer may be forgotten (rule 32).
         """
-        assert self._asked < CHANGES_MAX, "versions are unique"
+        assert self._asked < CHANGES_MAX, "a full batch must not get requests"
         self._asked += 1
         if stamp is None:
             return self._answer(request)
@@ -313,14 +314,14 @@ class RowDraft(Generic[R]):
         if not self._is_remembered(stamp):
             return _outdated(stamp, self._end)
         answer = self._answer(request)
-        assert not isinstance(answer, tuple), "lists are not changes"
+        assert not isinstance(answer, tuple), "a request for a list must not have a stamp"
         is_error = isinstance(answer, QuorumLogError)
         kept = answer.code if is_error else self._rows.remembered(answer)
         self._decided[stamp.token] = Decided(stamp.token, stamp.content, kept)
         return answer
 
     def _answer(self, request: Any) -> Any:
-        """Decide a request without regard to its stamp. Returns errors instead of raising them."""
+        """Decide a request, ignoring its stamp. Returns errors instead of raising them."""
         try:
             match request:
                 case List(log, after, limit):
@@ -335,7 +336,7 @@ class RowDraft(Generic[R]):
 
     @abstractmethod
     def _perform(self, request: Any) -> Any:
-        """Decide a request about one row. Raises: the error by which the request is refused."""
+        """Decide a request about one row. Raises: the error with which the request is rejected."""
 
     def _list(self, log: str, after: str, limit: int) -> tuple[R, ...]:
         known = self._of_log(log)
@@ -366,12 +367,12 @@ class RowDraft(Generic[R]):
     def _conflict(self, row: R, version: int, **current: int) -> VersionConflict:
         log, name = row.key
         of_row: dict[str, Any] = {"log": log, self._rows.noun: name}
-        detail = f"the {self._rows.noun}'s version is {version}"
+        detail = f"the {self._rows.noun} now has version {version}: read it, and decide again"
         return VersionConflict(detail, **of_row, current={**current, "version": version})
 
     def _is_remembered(self, stamp: Stamp) -> bool:
-        """Whether a decision about another copy would be remembered. Such a decision would be in a
-        record after the version that the first sender knew.
+        """Whether a decision about another copy would be remembered. Its record would come after
+        the version that the first sender had read.
         """
         earliest = (stamp.seen - 1) // CHANGES_MAX + 1
         return stamp.seen > 0 and self._rows.known_from <= earliest <= self._end
@@ -380,22 +381,20 @@ class RowDraft(Generic[R]):
 def _again(first: Decided[R], stamp: Stamp) -> R | QuorumLogError:
     """The answer to a copy of a decided change."""
     if first.content != stamp.content:
-        detail = "is the key of another request: give each request its own key"
+        detail = "the key was used for another request: give each request its own key"
         return InvalidRequest(
             detail, errors=[{"pointer": "/header/Idempotency-Key", "detail": detail}]
         )
     if isinstance(first.answer, str):
-        return by_code(first.answer)("the request was rejected, like its first copy")
+        return by_code(first.answer)("an earlier copy of this request was rejected with this code")
     return first.answer
 
 
 def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
-    """The rejection of a change whose copy may have been decided. If `seen` is 0, no copy was."""
+    """The error for a change that may have been decided before; if `seen` is 0, it was not."""
     version = end * CHANGES_MAX + 1
     if not stamp.seen:
-        detail = (
-            f"send this request again with Consumers-Version: {version}, the same in all retries"
-        )
+        detail = f"retry with the header Consumers-Version: {version}, also in all further retries"
         return RequestOutdated(detail, outcome=NOT_DONE, version=version)
-    detail = "too many changes were made since to know whether this one was: GET what it changes to find out"
+    detail = "the change may have been made, but its record is gone: GET its target to find out"
     return RequestOutdated(detail, outcome=UNKNOWN, version=version)

@@ -1,9 +1,9 @@
-"""The slots of the ensemble that runs are written to: pending requests, failures, missed entries.
+"""The slots of an ensemble while runs are written: pending requests, failures, missed entries.
 
 A writer and a recovery both send each run to all its holders, confirm the run at Qa, and use one
-silence timer for all requests. They differ only after failures. A writer seeks another member at
-once, and metadata must name that member before its first add (rule 7). A recovery continues at Qa,
-and changes its ensemble in memory only (rule 12).
+silence timer for all requests. They differ only after failures. A writer looks for another member
+at once, and metadata must name that member before its first add (rule 7). A recovery continues at
+Qa, and changes its ensemble in memory only (rule 12).
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.window import Window, part_of, positions
 
 RANGES_MAX: Final = 64
-"""Maximum missed ranges of one member. More are joined to one, since repair checks each entry."""
+"""Maximum missed ranges of one member. More ranges become one, as repair checks each entry."""
 
 
 def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
@@ -54,7 +54,7 @@ class Slots(Keyed):
 
     Invariants (checked by `check`, with those of Window):
       - no run waits for a slot that is down;
-      - every other slot was sent its part of every unconfirmed run.
+      - a part of every unconfirmed run was sent to each of the other slots that store it.
     """
 
     is_recovery: bool = False
@@ -66,14 +66,14 @@ class Slots(Keyed):
     down: int = 0
     """The slots that failed, as a bit mask. Nothing is sent to them."""
     suspects: frozenset[str] = frozenset()
-    """Members that failed. They are not chosen for a slot again until this set is cleared (L6)."""
+    """Members that failed. They can't join a slot until this set is cleared (L6)."""
     missed: tuple[MissedRange, ...] = ()
     """Confirmed entries that members lack. The next metadata change queues them (rule 8)."""
     armed: frozenset[Timer] = frozenset()
     """Timers that are running, at most one of each kind."""
     row: LedgerMetadata | None = None
-    """The metadata that names these members; each member stores a copy before it acknowledges an
-    entry (rule 18b). None in a recovery, whose close names its members (rule 12)."""
+    """The metadata that names these members. Each member stores a copy before it acknowledges an
+    entry (rule 18b). None in a recovery, whose close names the members (rule 12)."""
     _ledger_key: bytes = b""
     _generation: int = -1
     _generations: tuple[int, ...] = ()
@@ -85,7 +85,7 @@ class Slots(Keyed):
     def begin(
         self, row: LedgerMetadata, *, last_confirmed: int, length: int = 0, down: int = 0
     ) -> None:
-        """Start writing to the last fragment's members; answers to earlier requests don't count."""
+        """Start writing to the last fragment's members. Answers to earlier requests don't count."""
         size = row.quorum.ensemble_size
         self.window = Window(row.quorum, last_confirmed=last_confirmed, length=length)
         self.members = row.last_fragment.bookies
@@ -132,9 +132,9 @@ class Slots(Keyed):
     # --- answers -----------------------------------------------------------------------------
 
     def is_current(self, event: AddAnswered) -> bool:
-        """Whether an answer counts. It doesn't if its member was replaced since the request (rule
-        7, I18, X7). A writer also ignores acknowledgements from before an ensemble change for
-        unconfirmed entries, because that member stored a copy of the old metadata only (rule 18b).
+        """Whether an answer counts. Answers of a member that was replaced since the request don't
+        (rule 7, I18, X7). For unconfirmed entries, a writer also ignores answers to requests before
+        an ensemble change, because the member has only a copy of the old metadata (rule 18b).
         """
         came = self._generations[event.position]
         if event.member != self.members[event.position] or event.generation < came:
@@ -143,7 +143,7 @@ class Slots(Keyed):
         return is_of_row or event.first <= self.window.last_confirmed
 
     def settle(self, event: AddAnswered) -> None:
-        """Process the answer to an add, whatever its status."""
+        """Process the answer to an add, with any status."""
         pending = self.window.find(event.first)
         if pending is None:
             return
@@ -153,7 +153,7 @@ class Slots(Keyed):
             self.window.answered(pending, event.position)
 
     def fail(self, position: int) -> bool:
-        """Mark a slot as down, and stop waiting for it. Returns False if it was down already."""
+        """Mark a slot as down, and stop waiting for its answers. Returns False if it was down."""
         if self.down & 1 << position:
             return False
         self.down |= 1 << position
@@ -163,15 +163,15 @@ class Slots(Keyed):
         return True
 
     def revive(self, position: int) -> list[SendAdd]:
-        """Use a slot again, with the same member. Returns the adds that the member missed."""
+        """Use a slot with the same member again. Returns the adds that the member missed."""
         self.down &= ~(1 << position)
         return self._ask(1 << position, first=0, is_anew=False)
 
     # --- changes of members ------------------------------------------------------------------
 
     def find(self, attempt: int, *, leaving: int = 0, lost: tuple[str, ...] = ()) -> FindBookies:
-        """Return a request for new members, without those in use, suspects and `lost` ones. A
-        slot in `leaving` may go to a later incarnation of its own member.
+        """Return a request for new members that excludes members in use, suspects and `lost` ones.
+        A slot in `leaving` may get a later incarnation of its present member.
         """
         used = {p: m for p, m in enumerate(self.members) if not self.down & 1 << p}
         staying = tuple(member for position, member in used.items() if not leaving & 1 << position)
@@ -179,15 +179,15 @@ class Slots(Keyed):
         return FindBookies(attempt, staying, tuple(exclude))
 
     def members_with(self, chosen: dict[int, str]) -> tuple[str, ...]:
-        """The members by position, after the `chosen` ones have joined."""
+        """The members by position, after `chosen` members have joined."""
         return tuple(chosen.get(position, member) for position, member in enumerate(self.members))
 
     def replace(self, mask: int, members: tuple[str, ...], *, first: int) -> list[SendAdd]:
         """Replace the members of the slots in `mask` from entry `first` on. Returns the adds to
-        send; the new members have stored nothing yet.
+        send to the new members, which have stored nothing yet.
 
-        A writer also sends unconfirmed entries to staying members again: acknowledgements count
-        only with a copy of the new metadata (rule 18b). Members of a recovery store no copies.
+        A writer also sends unconfirmed entries to the other members again, because acknowledgements
+        count only with a copy of the new metadata (rule 18b). A recovery sends no copies.
         """
         self.members = members
         self.down &= ~mask
@@ -207,12 +207,12 @@ class Slots(Keyed):
     # --- missed entries (rule 8) ---------------------------------------------------------------
 
     def write_off(self, mask: int) -> None:
-        """Record the confirmed entries that the slots in `mask` lack as missed by their members."""
+        """Record confirmed entries that the slots in `mask` lack as missed by their members."""
         self.window.write_off(mask)
         self.take_missed()
 
     def take_missed(self) -> None:
-        """Move the ranges that the window recorded as missed to `missed`, by member."""
+        """Move the ranges that the window recorded as missed to `missed`, with their members."""
         missed, self.window.missed = self.window.missed, []
         self.add_missed(MissedRange(self.members[at], first, last) for at, first, last in missed)
 
@@ -223,7 +223,7 @@ class Slots(Keyed):
         self.missed = merged((*self.missed, *missed), stride)
 
     def lacking(self, reported: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
-        """The ranges that members lack if no answer arrives, including those in `reported`."""
+        """The ranges that members lack if no further answer arrives, and those in `reported`."""
         twin = self.copy()
         twin.add_missed(reported)
         twin.write_off(twin.everyone)
@@ -232,15 +232,15 @@ class Slots(Keyed):
     # --- timers ------------------------------------------------------------------------------
 
     def arm(self, timer: Timer, tag: int = 0) -> list[StartTimer]:
-        """Return the effect that starts a timer, or nothing if a timer of its kind is running."""
+        """Return the effect that starts a timer, or no effect if the timer is running."""
         if timer in self.armed:
             return []
         self.armed |= {timer}
         return [StartTimer(timer, tag)]
 
     def arm_silence(self) -> list[StartTimer]:
-        """Start the silence timer, one for all slots, unless it runs. It covers only requests that
-        were sent before it started, so silence is noticed after one to two durations.
+        """Start the silence timer, one for all slots, unless it is running. It covers only requests
+        that were sent before its start, so silence is noticed after one to two durations.
         """
         if Timer.ADD in self.armed or not self.window.is_waiting():
             return []
@@ -263,6 +263,6 @@ class Slots(Keyed):
         window.check()
         assert not self.down & ~self.everyone
         for pending in window.runs.values():
-            assert not pending.waiting & self.down, "no run waits for a slot that is down"
+            assert not pending.waiting & self.down, "no run may wait for a slot that is down"
             is_asked = not pending.holders & usable & ~(pending.acked | pending.waiting)
-            assert is_asked or pending.run.last <= window.last_confirmed, "every slot was asked"
+            assert is_asked or pending.run.last <= window.last_confirmed, "a slot got no request"

@@ -1,15 +1,15 @@
-"""Subscriptions of streams: which streams have pending work, and who holds the wake (ADR 58).
+"""Decides requests about subscriptions, which wake a receiver or worker for its streams (ADR 58).
 
-A subscription is a row of the log of subscriptions (`rows.py`). It links streams, each with an
+A subscription is a row of the log of subscriptions (`rows.py`). The row links streams, each with an
 acknowledged offset. While a linked stream ends beyond its acknowledged offset, the subscription has
 pending work and gets a *wake*, with a `generation` that only grows. A webhook's wake is delivered
 until the receiver accepts it; a pull-wake is announced in a stream until a worker claims it. The
-receiver or worker then holds the wake for a lease. The names are those of the Durable Streams
-protocol, sections 6 and 7.
+receiver or worker then holds the wake for a lease. The names are from the Durable Streams protocol,
+sections 6 and 7.
 
 Invariants (checked by the simulation in tests/model/subscriptions):
   - acknowledged offsets never decrease, and only requests of the current wake advance them;
-  - a wake has one holder: another receiver or worker gets the work only after a whole lease of time
+  - a wake has one holder; another receiver or worker gets the work only after a whole lease of time
     awake without an acknowledgement, and never with the same generation;
   - a subscription without a wake has no pending work, or gets a wake;
   - a wake that no receiver accepted stays, even if gateways die;
@@ -37,7 +37,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.rows import Key, List, RowDraft, Rows, Stamp
 
 SUBSCRIPTIONS_MAX: Final = 1000
-"""Maximum subscriptions. The owner of their log holds them in memory. Chosen by judgement."""
+"""Maximum subscriptions. The owner of their log keeps them in memory. Chosen by judgement."""
 STREAMS_MAX: Final = 1000
 """Maximum streams of a subscription. Each change writes its row, which stays below 300 KB."""
 LINKS_MAX: Final = 5000
@@ -47,17 +47,17 @@ RETRY_MS_MAX: Final = 60_000
 has claimed is announced again after this pause.
 """
 JITTER_PERMILLE: Final = 200
-"""The jitter of a pause, which may be this much longer or shorter."""
+"""Maximum jitter of a pause in permille of the pause, in both directions."""
 _RETRY_MS: Final = 1000
 _DOUBLINGS_MAX: Final = 6
 _BATCH_CHARS: Final = 2 << 20
 """Characters of changed rows after which a batch accepts no more requests, as for queues."""
 HEARD_MAX: Final = 10_000
-"""Maximum noted names of streams; beyond it all streams are listed. Chosen by judgement."""
+"""Maximum noted names of streams, beyond which all streams are listed. Chosen by judgement."""
 
 
 class Kind(StrEnum):
-    """How a subscription announces pending work."""
+    """The way in which a subscription announces pending work."""
 
     WEBHOOK = "webhook"
     PULL = "pull-wake"
@@ -73,7 +73,7 @@ class Phase(StrEnum):
     OPEN = "open"
     """The wake was announced, and no worker has claimed it yet."""
     HELD = "held"
-    """The receiver has accepted the wake, or a worker has claimed it: a lease runs."""
+    """The receiver has accepted the wake, or a worker has claimed it, and a lease runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +97,16 @@ class Link:
     created: str = ""
     """The log's creation time; empty while the stream does not exist."""
     acked: int = 0
-    """All records below this offset are acknowledged."""
+    """The offset below which all records are acknowledged."""
     is_explicit: bool = False
     is_glob: bool = False
     """Whether the subscription's pattern matches the stream."""
     tail: int = 0
-    """The stream's end when the last wake was made or claimed."""
+    """The stream's end at the time when the last wake was made or claimed."""
 
 
 Ends = tuple[tuple[str, str, int], ...]
-"""The ends of streams, below which all records are durable: (log, creation time, offset). An end
+"""The ends of streams as (log, creation time, offset). All records below an end are durable. Ends
 that the row already has may be left out."""
 
 
@@ -118,9 +118,9 @@ class Subscription:
     version: int
     settings: SubscriptionSettings
     secret: str
-    """Random text that identifies this creation. Its first characters are in its wakes' tokens."""
+    """Random text that identifies this creation. Tokens of wakes contain its first characters."""
     origin: str = ""
-    """The gateways' URL, as the client that created the subscription addressed them."""
+    """The gateways' URL, in the form that the subscription's creator used."""
     created_ms: int = 0
     links: tuple[Link, ...] = ()
     generation: int = 0
@@ -129,13 +129,13 @@ class Subscription:
     holder: str = ""
     """The worker that has claimed the wake."""
     woken_ms: int = 0
-    """When the current wake was made."""
+    """The time when the current wake was made."""
     attempts: int = 0
     """Failed attempts since the last attempt that succeeded."""
     next_ms: int = 0
-    """When the next attempt is due, by the owner's clock; 0 means at once."""
+    """The time of the next attempt, by the owner's clock; 0 means at once."""
     last: str = ""
-    """The id of the last claim or final acknowledgement; a copy of that request changes nothing."""
+    """The id of the last claim or final acknowledgement. A copy of that request has no effect."""
 
     @property
     def key(self) -> Key:
@@ -144,24 +144,24 @@ class Subscription:
 
     @property
     def created(self) -> str:
-        """Empty: a subscription belongs to no single log."""
+        """An empty text, because a subscription belongs to no single log."""
         return ""
 
     @property
     def size(self) -> int:
-        """An upper estimate of the row's characters."""
+        """A rough upper bound of the row's characters."""
         named = sum(3 + len(each) for each in self.settings.streams)
         return 12_000 + named + sum(120 + len(each.log) for each in self.links)
 
     def wait_ms(self, wall_ms: int) -> int:
-        """Milliseconds until the next attempt. A wait beyond the longest pause, as after the clock
-        was set back, counts as 0.
+        """Milliseconds until the next attempt. A wait beyond the longest pause counts as 0, because
+        the clock was set back.
         """
         longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
         return max(0, self.next_ms - wall_ms) if self.next_ms - wall_ms <= longest else 0
 
     def sends_in_ms(self, wall_ms: int) -> int | None:
-        """Milliseconds until the wake is to be delivered or announced; None if it is not to be."""
+        """Milliseconds until the wake is delivered or announced; None if neither is due."""
         return self.wait_ms(wall_ms) if self.phase in (Phase.DUE, Phase.OPEN) else None
 
     def pending(self, ends: Ends) -> tuple[Link, ...]:
@@ -188,8 +188,8 @@ class _OfCreation(_Named):
 
 @dataclass(frozen=True, slots=True)
 class PutSubscription(_Named):
-    """Create a subscription, or confirm that it has these settings. Answer: the subscription, which
-    is new if it has the request's `secret`.
+    """Create a subscription, or confirm that an existing one has these settings. Answer: the
+    subscription, which is new if it has the request's `secret`.
     """
 
     id: str
@@ -209,7 +209,7 @@ class LookSubscription(_Named):
 @dataclass(frozen=True, slots=True)
 class SigningKey(_Named):
     """Return the row with the signing key. If there is no key yet, a non-empty `secret` becomes the
-    key, and an empty one is refused with NoSuchSubscription.
+    key, and an empty `secret` is rejected with NoSuchSubscription.
     """
 
     secret: str
@@ -257,7 +257,7 @@ class Wake(_OfCreation):
 @dataclass(frozen=True, slots=True)
 class Delivered(_OfCreation):
     """Note that a wake was announced, or accepted by its receiver. With `is_done`, all records that
-    the wake showed are acknowledged. Changes nothing if the wake has since ended, or was claimed.
+    the wake showed are acknowledged. Has no effect if the wake has since ended or was claimed.
     Answer: the subscription.
     """
 
@@ -271,12 +271,14 @@ class Failed(_OfCreation):
 
     generation: int
     jitter: int
-    """In permille of the pause, from -JITTER_PERMILLE to JITTER_PERMILLE."""
+    """The jitter in permille of the pause, from -JITTER_PERMILLE to JITTER_PERMILLE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expire(_OfCreation):
-    """End a wake whose lease has ended; pending work gets a new wake. Answer: the subscription."""
+    """End a wake whose lease has ended, and make a new wake for pending work. Answer: the
+    subscription.
+    """
 
     generation: int
     wake_id: str
@@ -289,7 +291,7 @@ class ClaimWake(_OfCreation):
 
     worker: str
     wake_id: str
-    """The id of this request, and of the new wake if the claim makes a wake."""
+    """The id of this request, and of the wake if the claim makes a new one."""
     ends: Ends
 
 
@@ -334,7 +336,7 @@ def is_counted_once(request: SubscriptionRequest) -> bool:
 
 
 class Subscriptions(Rows[Subscription]):
-    """All subscriptions as their log has them, and when the leases of their wakes end."""
+    """All subscriptions that their log contains, and the ends of their wakes' leases."""
 
     noun = "subscription"
     absent = NoSuchSubscription
@@ -343,7 +345,7 @@ class Subscriptions(Rows[Subscription]):
         """Start without subscriptions."""
         super().__init__()
         self.links = 0
-        """Number of links of all subscriptions."""
+        """The number of links of all subscriptions."""
 
     def _add(self, row: Subscription) -> None:
         super()._add(row)
@@ -357,23 +359,23 @@ class Subscriptions(Rows[Subscription]):
     def draft(
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "SubscriptionDraft":
-        """Return a draft of the batch for the offset `end`."""
+        """Begin a draft of the batch for the offset `end`."""
         del database_ms, expiry_ms
         return SubscriptionDraft(self, end=end, now_s=now_s, wall_ms=wall_ms)
 
     def held_until(self, row: Subscription) -> float:
-        """When the lease of the current wake ends, in seconds of time awake."""
+        """The time when the lease of the current wake ends, in seconds of time awake."""
         generation, end = self._held_until.get(row.key, (0, 0.0))
         if generation == row.generation:
             return float(end)
         return self.since_s + row.settings.lease_ms / 1000
 
     def remembered(self, row: Subscription) -> Subscription:
-        """The answer to copies of a change: the subscription without links, which may be many."""
+        """The answer to copies of a change: the subscription without links, as it may have many."""
         return replace(row, links=())
 
     def size_of(self, row: Subscription) -> int:
-        """An upper estimate of a row's characters."""
+        """A rough upper bound of a row's characters."""
         return row.size
 
 
@@ -381,7 +383,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
     """A batch of requests that are decided, but not yet in the log."""
 
     def __init__(self, state: Subscriptions, *, end: int, now_s: float, wall_ms: int) -> None:
-        """The batch is for the offset `end`."""
+        """Begin a batch for the offset `end`."""
         super().__init__(state, end=end, now_s=now_s)
         self._state, self._wall_ms, self._size = state, wall_ms, 0
         self._links = state.links
@@ -392,7 +394,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         return super().is_full or self._size > _BATCH_CHARS
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
-        """Decide a request; the answer counts once the batch is in the log (`RowDraft.decide`). A
+        """Decide a request. The answer counts once the batch is in the log (`RowDraft.decide`). A
         copy of a change gets the answer without links, because many answers are remembered.
         """
         answer = super().decide(request, stamp)
@@ -410,7 +412,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 case SigningKey(secret):
                     key = self._row(("", ""))
                     if key is None and not secret:
-                        raise NoSuchSubscription("there is no signing key yet")
+                        raise NoSuchSubscription("the cluster has no signing key yet")
                     return self._put(_key_row(secret)) if key is None else key
                 case PutSubscription():
                     return self._put_subscription(request)
@@ -467,10 +469,14 @@ class SubscriptionDraft(RowDraft[Subscription]):
         known = self._row(("", request.id))
         if known is not None:
             if known.settings != request.settings:
-                raise SubscriptionExists("the subscription exists with another configuration")
+                raise SubscriptionExists(
+                    f"subscription {request.id} exists with another configuration: delete it first"
+                )
             return known
         if len(self._of_log("")) > SUBSCRIPTIONS_MAX:  # one of the rows is the signing key
-            raise TooManySubscriptions(f"there are {SUBSCRIPTIONS_MAX}: delete some")
+            raise TooManySubscriptions(
+                f"the cluster has {SUBSCRIPTIONS_MAX} subscriptions, the maximum: delete some"
+            )
         new = Subscription(
             request.id,
             self._version,
@@ -482,8 +488,8 @@ class SubscriptionDraft(RowDraft[Subscription]):
         return self._put(self._linked(new, request.links))
 
     def _linked(self, row: Subscription, links: Iterable[Link]) -> Subscription:
-        """The subscription with further links. Beyond the bounds, an explicit link is rejected and
-        a link that only the pattern wants is left out. Raises: TooManySubscriptions.
+        """The subscription with further links. Beyond the bounds, an explicit link is rejected, and
+        a link that only the pattern matches is left out. Raises: TooManySubscriptions.
         """
         known = {each.log: each for each in row.links}
         room = min(STREAMS_MAX - len(known), LINKS_MAX - self._links)
@@ -496,14 +502,15 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 room -= 1
             elif link.is_explicit:
                 raise TooManySubscriptions(
-                    f"a subscription has at most {STREAMS_MAX} streams, all together {LINKS_MAX}"
+                    f"a subscription may have at most {STREAMS_MAX} streams, and all subscriptions "
+                    f"together {LINKS_MAX}: remove some"
                 )
         return replace(row, links=tuple(known.values()))
 
     # --- wakes -----------------------------------------------------------------------------------
 
     def _woken(self, row: Subscription, ends: Ends, wake_id: str) -> Subscription:
-        """The subscription with a new wake if it has pending work, else without a wake."""
+        """The subscription with a new wake if it has pending work, otherwise without a wake."""
         links = _reached(row.links, ends)
         row = replace(row, links=links, phase=Phase.IDLE, holder="", wake_id="")
         if not row.pending(()):
@@ -558,20 +565,20 @@ class SubscriptionDraft(RowDraft[Subscription]):
 
     def _claimed(self, row: Subscription, request: ClaimWake) -> Subscription:
         if row.settings.kind != Kind.PULL:
-            raise InvalidRequest("the subscription is not pull-wake: nobody claims it")
+            raise InvalidRequest("only a pull-wake subscription can be claimed; this is a webhook")
         if row.last == request.wake_id:
             return row
         before = row
         if row.phase == Phase.HELD and not self._is_over(row):
             raise AlreadyClaimed(
-                f"{row.holder} has claimed it",
+                f"worker {row.holder} has claimed the subscription: retry when its lease ends",
                 current_holder=row.holder,
                 generation=row.generation,
             )
         if row.phase in (Phase.IDLE, Phase.HELD):
             row = self._woken(row, request.ends, request.wake_id)
             if row.phase == Phase.IDLE:
-                raise NoPendingWork("all streams are acknowledged up to their ends")
+                raise NoPendingWork("no records are pending: all streams are acknowledged")
         links = _reached(row.links, request.ends)
         row = replace(row, links=links, holder=request.worker, last=request.wake_id)
         return self._put(self._hold(row), before)
@@ -584,7 +591,9 @@ class SubscriptionDraft(RowDraft[Subscription]):
         if (request.generation, request.wake_id) != (row.generation, row.wake_id) or not (
             is_held or is_sent
         ):
-            raise WakeFenced("the wake is not the current one", generation=row.generation)
+            raise WakeFenced(
+                "the wake has ended: wait for the next wake", generation=row.generation
+            )
         acked = replace(row, links=_acked(row, request))
         if request.is_done:
             acked = replace(acked, attempts=0, next_ms=0, last=request.next_id)
@@ -594,7 +603,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
 
 @dataclass(slots=True)
 class Discovery:
-    """The streams that the owner still has to check, to link those that subscriptions want."""
+    """The streams that the owner still has to check for links of subscriptions."""
 
     names: set[str] = field(default_factory=set)
     """Streams that may be new or deleted."""
@@ -631,7 +640,7 @@ def discovered(
     row: Subscription, stream: str, created: str, *, is_match: bool
 ) -> LinkStreams | StreamGone | None:
     """The request that updates a subscription's link to the present creation of a stream; None if
-    the link is up to date. `created` is empty if the stream does not exist. `is_match`: whether the
+    the link is up to date. `created`: empty if the stream does not exist. `is_match`: whether the
     pattern matches the stream.
     """
     link = next((each for each in row.links if each.log == stream), None)
@@ -665,17 +674,17 @@ def _acked(row: Subscription, request: AckWake) -> tuple[Link, ...]:
     for log, created, offset in request.acks:
         link = links.get(log)
         if link is None or not link.created or link.created != created:
-            raise InvalidOffset("the acknowledgement names a stream that is not linked")
+            raise InvalidOffset(f"the subscription does not link this creation of stream {log}")
         if not link.acked <= offset <= ends[log]:
             raise InvalidOffset(
-                "the offset is below the acknowledged one, or beyond the stream's end"
+                f"offset {offset} of {log} must be between {link.acked} and {ends[log]}"
             )
         links[log] = replace(link, acked=offset)
     return tuple(links.values())
 
 
 def _again(old: Link, new: Link) -> Link:
-    """Merge two links to one name; a re-created stream is linked from its beginning."""
+    """Merge two links to one name. A re-created stream is linked from its beginning."""
     link = replace(
         old, is_explicit=old.is_explicit or new.is_explicit, is_glob=old.is_glob or new.is_glob
     )

@@ -1,7 +1,7 @@
 """Collects the answers of one fragment's members about a range of entries, and judges each entry.
 
-Recovery, repair and regular reads use it. A copy with a valid digest proves an entry, and explicit
-denials prove its absence. Without either, the entry is unknown (I16).
+Recovery, repair and regular reads use tallies. A copy with a valid digest proves an entry, and
+explicit denials prove its absence. Without such proof, the entry is unknown (I16).
 """
 
 from collections.abc import Collection, Iterator
@@ -19,7 +19,7 @@ from quorumlog.protocol.record import Codec, Entry, Run
 
 
 class EntryVerdict(Enum):
-    """The verdict that the members' answers prove about an entry."""
+    """The conclusion about an entry that the members' answers prove."""
 
     PRESENT = "present"
     ABSENT = "absent"
@@ -43,7 +43,8 @@ class Tally(Keyed):
     first: int
     last: int
     declared_lost: InitVar[tuple[str, ...]] = ()
-    """Members that are not asked. They count as denials once all others have denied (rule 14)."""
+    """Members that are not asked. They count as denials once all others have denied an entry (rule
+    14)."""
     lost: int = 0
     """The positions of members declared lost, as a bit mask."""
     found: dict[int, Run] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Tally(Keyed):
         return any(cursor is not None for cursor in self.cursors)
 
     def is_answer(self, event: ReadAnswered) -> bool:
-        """Whether an event answers the latest request to its position, and not an earlier one."""
+        """Whether an event answers the latest request to its position."""
         return (
             self.fragment.bookies[event.position] == event.member
             and self.cursors[event.position] == event.first
@@ -83,7 +84,7 @@ class Tally(Keyed):
         )
 
     def verdict(self, entry_id: int) -> EntryVerdict:
-        """The verdict about an entry that the answers so far prove."""
+        """The verdict about an entry, from the answers so far."""
         if entry_id in self.found:
             return EntryVerdict.PRESENT
         if self._is_absent(entry_id):
@@ -102,7 +103,7 @@ class Tally(Keyed):
     def _is_absent(self, entry_id: int) -> bool:
         # I16, X11: absence needs Qw-Qa+1 explicit denials by the entry's write set; silence is no
         # denial. Rule 14: lost members count as denials once all others have denied the entry.
-        # Without lost members, the second condition implies the first.
+        # Without lost members, the second condition below implies the first.
         negative, lost = self._negatives(entry_id)
         quorum = self.quorum
         if negative >= quorum.negatives_needed:
@@ -110,7 +111,7 @@ class Tally(Keyed):
         return negative + lost == quorum.write_quorum
 
     def _negatives(self, entry_id: int) -> tuple[int, int]:
-        """How many members of an entry's write set denied it, and how many are declared lost."""
+        """Count the members of an entry's write set that denied the entry, and the lost ones."""
         negative = lost = 0
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
@@ -121,11 +122,11 @@ class Tally(Keyed):
 
     def note(self, answer: ReadAnswered, codec: Codec, ledger_id: int) -> int | None:
         """Process a position's answer, which begins at its cursor. Returns the entry from which to
-        ask the position again, or None if it can answer no more. An answer that a size limit cut
-        short proves nothing about the rest (rule 1).
+        ask the position again, or None if no further answer is expected. An answer that ends early
+        because of a size limit proves nothing about the rest (rule 1).
         """
         position, cursor = answer.position, self.cursors[answer.position]
-        assert cursor is not None, "an answer that is not awaited"
+        assert cursor is not None, "the answer must be awaited"
         run = answer.run
         absent = answer.absent
         if answer.status is Status.NO_ENTRY:
@@ -157,14 +158,14 @@ class Tally(Keyed):
         return following
 
     def _take(self, position: int, run: Run, bad: set[int]) -> None:
-        """Keep a valid copy of each entry that the position stores, unless one is known already."""
+        """Keep a valid copy of each entry that the position stores, unless a copy is known."""
         for entry_id in run.ids:
             if entry_id not in bad and self.quorum.is_member(position, entry_id):
                 self.found.setdefault(entry_id, run)
 
     def _take_stretch(self, position: int, run: Run, ids: range, bad: set[int]) -> None:
-        """Keep the entries of a run without gaps. If all are new and valid, as in most sequential
-        reads, one update adds them all.
+        """Keep the entries of a run without gaps. If all entries are new and valid, as in most
+        sequential reads, a single update adds them.
         """
         if bad or self.quorum.is_striped or not self.found.keys().isdisjoint(ids):
             self._take(position, run, bad)
@@ -172,7 +173,7 @@ class Tally(Keyed):
             self.found.update(dict.fromkeys(ids, run))
 
     def _invalid(self, run: Run, codec: Codec) -> set[int]:
-        # Overview 1.4: an entry with a wrong digest is no denial, and is read elsewhere.
+        # Overview 1.4: an entry with a wrong digest is not denied, and is read from other members.
         return set(run.invalid(codec))
 
     def _unnamed(
@@ -198,17 +199,17 @@ class Tally(Keyed):
         return record.pack(entries, run.kind)
 
     def length_of(self, entry_id: int) -> int:
-        """The ledger's length up to a present entry, which the entry carries."""
+        """The ledger's length up to a present entry, read from the entry."""
         return self._entry(entry_id).length
 
     def _entry(self, entry_id: int) -> Entry:
         run = self.found[entry_id]
         index = run.index(entry_id)
-        assert index is not None, "a run contains the entries that were found in it"
+        assert index is not None, "the run must contain an entry that was found in it"
         return run.entry(index)
 
     def culprit(self, entry_id: int) -> str:
-        """A member to name in an error: one of the write set that did not deny the entry."""
+        """The member to name in an error: one in the write set that did not deny the entry."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
             if not contains(self.absent[position], entry_id):

@@ -5,7 +5,7 @@ The metadata service decides in one database transaction, by the checks in `chan
 Invariants:
   - COMMITTED and ABORTED are final;
   - a ledger of a transaction is in the log if and only if the successful commit published it;
-  - each version of an app is committed once, and versions only grow (as Delta's `txnVersion`).
+  - each version of an app is committed once, and versions only grow (like Delta's `txnVersion`).
     Sources: the exactly-once design for Spark; rule 28.
 """
 
@@ -42,7 +42,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class TransactionLedger:
-    """A ledger of a transaction, made by one attempt of a task. Offsets are set once published."""
+    """A ledger of a transaction, written by one task attempt. It gets offsets when published."""
 
     ledger_id: LedgerId
     partition: Number | None = None
@@ -53,8 +53,8 @@ class TransactionLedger:
 
 @dataclass(frozen=True, slots=True)
 class Transaction(Value):
-    """The state of one transaction. `ledgers`: the ledgers created in an OPEN transaction, by id;
-    the published ledgers of a COMMITTED one, in the log's order.
+    """The state of one transaction. `ledgers`: all ledgers of an OPEN transaction, by id, or the
+    published ledgers of a COMMITTED transaction, in the log's order.
     """
 
     id: TransactionId
@@ -63,10 +63,10 @@ class Transaction(Value):
     version: Number | None = None
     state: TransactionState = TransactionState.OPEN
     is_duplicate: bool = False
-    """Whether the app's version had been committed already, so nothing was published again."""
+    """Whether another transaction had committed the app's version, so nothing was published."""
     ledgers: tuple[TransactionLedger, ...] = ()
     requested: tuple[LedgerId, ...] = ()
-    """The ledgers that the commit named, in its order. A retry of the commit must name the same."""
+    """The ledgers that the commit named, in order. A retry of the commit must name the same."""
     created_at: Text = ""
     expires_at: Text = ""
 

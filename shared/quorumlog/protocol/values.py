@@ -71,7 +71,7 @@ class AsObject:
 LedgerId = Annotated[int, Bounds(ge=0, le=ID_MAX)]
 EntryId = Annotated[int, Bounds(ge=0, le=ID_MAX)]
 Number = Annotated[int, Bounds(ge=0, le=ID_MAX)]
-"""An offset, or any other number from 0 on."""
+"""An offset or another non-negative number."""
 IdOrNone = Annotated[int, Bounds(ge=NO_ENTRY, le=ID_MAX)]
 """The id of an entry or a ledger, or -1 if there is none."""
 Version = Annotated[int, Bounds(ge=1, le=ID_MAX)]
@@ -84,9 +84,9 @@ LogName = Annotated[str, Bounds(pattern=rf"^{LOG_NAME}$")]
 Attempt = Annotated[str, Bounds(pattern=rf"^{ATTEMPT}$")]
 """A random token that names one change; each retry of the change sends it again (rule 6)."""
 AttemptOrNone = Annotated[str, Bounds(pattern=rf"^({ATTEMPT})?$")]
-"""A token; empty if the store has none."""
+"""An attempt token; empty if the store keeps no tokens."""
 Pairs = Annotated[tuple[tuple[str, str], ...], AsObject()]
-"""Pairs of texts with distinct first texts, by which they are sorted."""
+"""Pairs of texts, sorted by their first texts, which are distinct."""
 
 
 class Value:
@@ -117,9 +117,9 @@ def _bytes_of(value: object) -> object:
     try:
         decoded = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError("is not base64") from error
+        raise ValueError("must be base64") from error
     if base64.b64encode(decoded).decode() != value:
-        raise ValueError("is not canonical base64")
+        raise ValueError("must be canonical base64")
     return decoded
 
 

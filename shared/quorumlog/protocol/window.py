@@ -1,6 +1,6 @@
-"""The runs that were sent to bookies: which positions have stored them, and which are confirmed.
+"""Tracks runs that were sent to bookies: the positions that stored each run, and its confirmation.
 
-A writer's appends and a recovery's write-backs use the same window. Masks hold one bit for each
+A writer's appends and a recovery's write-backs use the same window. Masks have one bit for each
 position, so that an answer costs the same for a run of one entry or of a thousand.
 """
 
@@ -21,18 +21,18 @@ def positions(mask: int) -> Iterator[int]:
 
 
 def part_of(run: Run, quorum: Quorum, position: int) -> Run:
-    """The part of a run that a position stores (rule 1). The part must not be empty."""
+    """The part of a run that a position stores (rule 1), which must not be empty."""
     if not quorum.is_striped:
         return run
     residues, size = quorum.residues(position), quorum.ensemble_size
     part = run.where(lambda entry_id: entry_id % size in residues)
-    assert part is not None, "the position stores no entry of the run"
+    assert part is not None, "the position must store an entry of the run"
     return part
 
 
 @dataclass(slots=True, eq=False)
 class PendingRun(Keyed):
-    """A run that is not confirmed, or that some positions have not answered."""
+    """A run that is unconfirmed, or for which some positions have not answered."""
 
     run: Run
     _: KW_ONLY
@@ -41,16 +41,16 @@ class PendingRun(Keyed):
     waiting: int
     """The positions whose answers are awaited."""
     asked: int
-    """The positions with an unanswered request, awaited or not; it is not sent again."""
+    """The positions with an unanswered request, awaited or not, which is not sent again."""
     tick: int
     """The first tick of the silence timer that covers the run (see Slots)."""
     acked: int = 0
-    """The positions that answered ok; in a confirmed run also those recorded as missed."""
+    """The positions that answered ok; for a confirmed run, also positions recorded as missed."""
 
 
 @dataclass(slots=True, eq=False)
 class Window(Keyed):
-    """The unconfirmed runs, and the confirmed runs that some positions have not answered.
+    """The unconfirmed runs, and the confirmed runs for which some answers are missing.
 
     Invariants (checked by `check`):
       - unconfirmed runs follow `last_confirmed` without a gap;
@@ -69,7 +69,7 @@ class Window(Keyed):
     missed: list[tuple[int, int, int]] = field(default_factory=list)
     """(position, first, last) of confirmed runs that a position lacks, until Slots reads them."""
     is_held: bool = False
-    """Whether confirmed runs stay, because an ensemble change is pending: the new fragment may
+    """Whether confirmed runs stay because an ensemble change is pending. The new fragment may
     contain these runs, and its new members then need them.
     """
 
@@ -78,14 +78,14 @@ class Window(Keyed):
         following = self.last_confirmed + 1
         for first, pending in self.runs.items():
             run = pending.run
-            assert first == run.first, "a run is found by its first entry"
-            assert not pending.acked & pending.waiting, "an answer ends the wait"
+            assert first == run.first, "each run must be stored under its first entry"
+            assert not pending.acked & pending.waiting, "an answered position must not be awaited"
             assert not (pending.acked | pending.waiting) & ~pending.holders, "only holders count"
-            assert not pending.waiting & ~pending.asked, "an awaited position was asked"
+            assert not pending.waiting & ~pending.asked, "an awaited position must have a request"
             if run.last <= self.last_confirmed:
-                assert pending.waiting or self.is_held, "settled runs leave"
+                assert pending.waiting or self.is_held, "settled runs must be removed"
             else:
-                assert first == following, "no gap between unconfirmed runs"
+                assert first == following, "unconfirmed runs must have no gap"
                 following = run.last + 1
         assert self.pending_bytes == sum(len(p.run.body) for p in self.runs.values())
 
@@ -104,7 +104,7 @@ class Window(Keyed):
         return pending
 
     def find(self, first: int) -> PendingRun | None:
-        """The run whose part for some position begins at `first`. With striping, a position's part
+        """The run of which some position's part begins at `first`. With striping, a position's part
         may begin later than the run.
         """
         quorum = self.quorum
@@ -115,12 +115,12 @@ class Window(Keyed):
         return None
 
     def answered(self, pending: PendingRun, position: int) -> None:
-        """Note that a position answered a request, whatever the status."""
+        """Note that a position answered a request, with any status."""
         pending.waiting &= ~(1 << position)
         pending.asked &= ~(1 << position)
 
     def ack(self, pending: PendingRun, position: int) -> None:
-        """Note that a position stored its part. This counts for confirmed runs too, because a
+        """Note that a position stored its part of a run. Confirmed runs count too, because a
         change may replace other positions (BOOKKEEPER-826).
         """
         self.answered(pending, position)
@@ -153,9 +153,9 @@ class Window(Keyed):
 
     def ask(self, mask: int, *, first: int, is_anew: bool) -> list[tuple[int, Run]]:
         """Await answers of the positions in `mask` for runs from entry `first` on. Returns the
-        (position, run) pairs to send: those without an unanswered request. `is_anew`: the positions
-        have new members, so earlier requests and acknowledgements are discarded first (BK#3005,
-        #4097).
+        (position, run) pairs to send, without those that have an unanswered request. `is_anew`: the
+        positions have new members, so earlier requests and acknowledgements are discarded first
+        (BK#3005, #4097).
         """
         asked: list[tuple[int, Run]] = []
         for pending in self.runs.values():
@@ -180,7 +180,7 @@ class Window(Keyed):
                 pending.waiting &= ~mask
 
     def silent(self, tick: int, since: tuple[int, ...]) -> int:
-        """The positions (a mask) that have not answered a request covered by `tick`."""
+        """The mask of the positions that have not answered a request covered by `tick`."""
         mask = 0
         for pending in self.runs.values():
             if pending.tick <= tick:

@@ -1,8 +1,8 @@
 """The writer of one ledger: appends runs, confirms them in order, changes the ensemble, closes.
 
-The writer emits an effect for anything that needs a clock, a socket or chance, and gets the result
-as an event (messages.py). A ledger has only one writer ever (rule 11). When the writer is gone,
-other processes recover the ledger.
+The writer returns an effect for anything that needs a clock, a socket or randomness, and gets the
+result as an event (messages.py). A ledger never has a second writer (rule 11). When the writer is
+gone, other processes recover the ledger.
 """
 
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -79,9 +79,9 @@ class _Task:
     effect: ReadMetadata | UpdateMetadata | None = None
     """The effect to repeat on RETRY; None for FIND, which always gets an answer."""
     replaced: int = 0
-    """CHANGE: the positions whose members are replaced, as a bit mask."""
+    """For CHANGE, the positions whose members are replaced, as a bit mask."""
     first: int = 0
-    """CHANGE: the first entry of the new fragment."""
+    """For CHANGE, the first entry of the new fragment."""
     is_stalled: bool = False
     """Whether the store could not be reached. RETRY repeats the same attempt (rule 6)."""
 
@@ -90,8 +90,8 @@ class _Task:
 class LedgerWriter(Keyed):
     """Appends to one ledger, confirms entries in order, changes the ensemble, and closes.
 
-    A driver answers appends by the effects `Confirmed` and `Failed` (from `first` on). It answers a
-    close when the state is CLOSED or ENDED after a step.
+    A driver answers appends on the effects `Confirmed` and `Failed` (from `first` on), and a close
+    when the state is CLOSED or ENDED after a step.
 
     Invariants (checked by `check`, with those of Window):
       - I8: ids are assigned once and confirmed in order, without a gap;
@@ -114,9 +114,9 @@ class LedgerWriter(Keyed):
     _next: int = field(init=False)
     _length: int = 0
     _unwanted: int = 0
-    """Positions to replace on request (rule 21), as a bit mask. They are in use until then."""
+    """Positions to replace on request (rule 21), as a bit mask. They stay in use until then."""
     _refusals: dict[int, Status] = field(default_factory=dict)
-    """The status with which a position's current member refused, by position."""
+    """The status with which each position's current member refused an add, by position."""
     _slots: Slots = field(default_factory=Slots)
     _task: _Task | None = None
     _attempt: int = 0
@@ -126,9 +126,9 @@ class LedgerWriter(Keyed):
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Start with the metadata of a new ledger: a handle exists from the creation on."""
+        """Start with the metadata of a new ledger, because no handle is created later."""
         row = self.metadata
-        assert row.state is State.OPEN, "a write handle exists once, from creation on"
+        assert row.state is State.OPEN, "a writer must start with an OPEN ledger"
         self._next = row.last_fragment.first_entry
         self._slots.begin(row, last_confirmed=self._next - 1)
 
@@ -155,12 +155,12 @@ class LedgerWriter(Keyed):
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of runs that some position has not answered, including confirmed runs."""
+        """Bytes of runs for which answers are missing, including confirmed runs."""
         return self._window.pending_bytes
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a position of the ensemble gets no entries at present (rule 8)."""
+        """Whether some position of the ensemble currently gets no entries (rule 8)."""
         return self._slots.down != 0
 
     @property
@@ -170,16 +170,16 @@ class LedgerWriter(Keyed):
 
     @property
     def is_closing_row(self) -> bool:
-        """Whether this writer's change to CLOSED is pending. No entry is pending then. If metadata
-        is CLOSED already, this change may be the reason.
+        """Whether this writer's change to CLOSED is pending, and no entry is. If the metadata is
+        CLOSED already, this change may have closed it.
         """
         return self._task is not None and self._task.kind is _Kind.CLOSE
 
     @property
     def missed(self) -> tuple[MissedRange, ...]:
-        """Confirmed entries that members lack, as far as this writer knows, without those that a
-        successful metadata change has queued (rule 8). If another process ends the ledger, the
-        driver must queue these ranges: a recovery checks only entries above the LAC.
+        """Confirmed entries that members lack, as far as this writer knows, and that no successful
+        metadata change has queued (rule 8). If another process ends the ledger, the driver must
+        queue these ranges, because a recovery checks only entries above the LAC.
         """
         effect = None if self._task is None else self._task.effect
         return self._slots.lacking(effect.missed if isinstance(effect, UpdateMetadata) else ())
@@ -208,7 +208,7 @@ class LedgerWriter(Keyed):
                 self.metadata = replace(self.metadata, first_offset=first_offset, lineage=lineage)
                 self._slots.row = self.metadata
             case Begin() | FenceAnswered() | ReadAnswered() | RecoverRequested() | RowAnswered():
-                raise AssertionError(f"{event} is not for a writer")
+                raise AssertionError(f"a writer can't process this event: {event}")
             case _:
                 assert_never(event)
         self._go_on()
@@ -219,16 +219,16 @@ class LedgerWriter(Keyed):
         """Assert the invariants."""
         self.metadata.check()
         self._slots.check()
-        assert self._window.last_confirmed < self._next, "I10: LAC <= LAP"
+        assert self._window.last_confirmed < self._next, "the LAC must not exceed the LAP (I10)"
         assert not self._unwanted & ~self._slots.everyone
         task = self._task
         if self.state in _LIVE:
-            assert self.metadata.state is State.OPEN, "I24"
+            assert self.metadata.state is State.OPEN, "a live writer needs OPEN metadata (I24)"
             if self.state is WriterState.OPEN and self._slots.down | self._unwanted:
                 is_coming = task is not None or Timer.RETRY in self._slots.armed
-                assert is_coming, "failures are looked after"
+                assert is_coming, "a task or RETRY must be pending for failed positions"
         else:
-            assert not self._window.runs, "an ended handle has nothing pending"
+            assert not self._window.runs, "an ended writer must have no pending runs"
         is_change = task is not None and task.kind is _Kind.CHANGE
         assert self._window.is_held == (is_change and self.state in _LIVE)
 
@@ -270,9 +270,9 @@ class LedgerWriter(Keyed):
             self._slot_failed(position, event.status)
 
     def _was_silent(self, position: int) -> bool:
-        """Whether a slot is down only because its answers were late. A slot that refused stays
-        down, because the refusal may have overtaken an earlier ok. A slot that is being replaced
-        stays down too. A recovery needs neither guard (`Recovery._add_answered`).
+        """Whether a slot is down only because its answers were late. A slot that refused an add
+        stays down, because the refusal may have overtaken an earlier ok. A slot that is being
+        replaced stays down too. A recovery needs neither guard (`Recovery._add_answered`).
         """
         return position not in self._refusals and not self._uncounted() & 1 << position
 
@@ -314,10 +314,10 @@ class LedgerWriter(Keyed):
         elif self._is_refused():
             is_read_only = set(self._refusals.values()) == {Status.READ_ONLY}
             code = "read-only" if is_read_only else "not-enough-bookies"
-            self._fail(code, detail="bookies refused and no other is live")
+            self._fail(code, detail="too many bookies refused adds, and no others are live")
 
     def _may_wait(self) -> bool:
-        """Whether a change may wait: no member refused or must leave, and Qa can be reached."""
+        """Whether a change may wait, as no member refused or must leave, and Qa can be reached."""
         usable = self._slots.everyone & ~self._slots.down
         is_reached = self.metadata.quorum.can_reach(usable)
         return self.delays_change and is_reached and not (self._unwanted or self._refusals)
@@ -327,15 +327,15 @@ class LedgerWriter(Keyed):
         return self._refusals.get(position) in (None, Status.READ_ONLY)
 
     def _is_refused(self) -> bool:
-        # Rule 9: refusals that leave less than Qa end the handle at once. Silence waits for the
-        # quorum timeout.
+        # Rule 9: if refusals leave fewer than Qa members, the handle ends at once. If members are
+        # silent, the handle ends after the quorum timeout.
         willing = self._slots.everyone & ~sum(1 << position for position in self._refusals)
         return not self.is_drained and not self.metadata.quorum.can_reach(willing)
 
     # --- ensemble change ---------------------------------------------------------------------
 
     def _start_change(self, chosen: dict[int, str]) -> None:
-        """Block completions that count replaced positions, then read the LAC (rule 7)."""
+        """Stop counting acknowledgements of replaced positions, then read the LAC (rule 7)."""
         row, replaced = self.metadata, sum(1 << position for position in chosen)
         self._slots.write_off(replaced)
         self._window.is_held = True
@@ -349,7 +349,7 @@ class LedgerWriter(Keyed):
         return task.replaced if task is not None and task.kind is _Kind.CHANGE else 0
 
     def _changed(self, row: LedgerMetadata, task: _Task) -> None:
-        """Apply a change that metadata has: only now may new members get entries (X8, BK#1591)."""
+        """Apply a committed change. Before, new members must not get entries (X8, BK#1591)."""
         self.metadata = row
         self._unwanted &= ~task.replaced
         members, last = row.last_fragment.bookies, self._window.last_confirmed
@@ -384,7 +384,7 @@ class LedgerWriter(Keyed):
         if event.status is CasStatus.UNKNOWN or (
             row is None and event.status is not CasStatus.MISSING
         ):
-            # The outcome is unknown: repeat the same attempt; rule 6 holds until it is known.
+            # The outcome is unknown, so the same attempt is repeated until it is known (rule 6).
             self._task = replace(task, is_stalled=True)
             self._out += self._slots.arm(Timer.RETRY)
             return
@@ -399,7 +399,7 @@ class LedgerWriter(Keyed):
             self._met_end(row)
         elif row.last_fragment != self._expected(task, event.status).last_fragment:
             # Only the writer may change the last fragment of an open ledger.
-            self._end("ledger-fenced", detail="another process changed the ensemble")
+            self._end("ledger-fenced", detail="another process changed the last fragment")
         elif task.kind is _Kind.CHANGE and event.status is CasStatus.OK:
             self._changed(row, task)
         else:
@@ -415,7 +415,7 @@ class LedgerWriter(Keyed):
         return self.metadata
 
     def _met_end(self, row: LedgerMetadata) -> None:
-        """Handle metadata that this writer or another process made IN_RECOVERY or CLOSED."""
+        """Process metadata that this writer or another process made IN_RECOVERY or CLOSED."""
         was_open = self.state is WriterState.OPEN
         self._slots.write_off(self._slots.everyone)
         self.metadata = row
@@ -425,7 +425,7 @@ class LedgerWriter(Keyed):
         elif row.last_entry == self._window.last_confirmed and not was_open:
             self._closed(row)
         else:
-            self._end("ledger-closed", detail=f"its last entry is {row.last_entry}")
+            self._end("ledger-closed", detail=f"the ledger's last entry is {row.last_entry}")
 
     # --- ends --------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from loadtest.cluster import Cluster, running
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from loadtest.waiting import DeadlineMissed
-from quorumlog.client import Client, Ledger
+from quorumlog.client import Client, Ledger, Record
 from quorumlog.errors import NotEnoughBookies
 from quorumlog.net import trace
 from services.local.config import ROOT
@@ -305,6 +305,8 @@ async def test_every_metric_they_name_is_exported(stores: Stores) -> None:
         await log.queue("mail").create()
         async with log.consumer("me"):
             pass
+        compacted = await client.create_log("compacted", cleanup_policy="compact")
+        await compacted.append(Record(b"one", key=b"key"))
 
         async def missing() -> set[str]:
             return named - await exported(cluster, session)

@@ -83,6 +83,7 @@ async def test_the_sweep_of_the_owner_compacts_a_log() -> None:
         await swept(one)
         assert one.logs.rewrites._merging is None or one.logs.rewrites._merging.done()
         assert len(cluster.logs["log"].items) == 2, "nothing is dirty"
+        assert (one.logs.rewrites.dirty_shares, two.logs.rewrites.dirty_shares) == ({"log": 0}, {})
 
 
 async def test_compaction_waits_for_the_share_of_dirty_bytes() -> None:
@@ -91,6 +92,9 @@ async def test_compaction_waits_for_the_share_of_dirty_bytes() -> None:
         await filled(one, AB)
         await compacted(one)
         row = await filled(one, *[AB] * 8)
+        await swept(one)
+        (share,) = one.logs.rewrites.dirty_shares.values()
+        assert 0.5 < share < 1, "reported as a metric"
         assert one.logs.rewrites._next(row) is None
         await one.logs.change("log", {"max_dirty_percent": 1})
         assert one.logs.rewrites._next(one.cluster.logs["log"]) is not None

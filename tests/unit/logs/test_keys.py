@@ -164,6 +164,10 @@ async def test_only_entries_with_the_key_are_read(monkeypatch: pytest.MonkeyPatc
         reads.clear()
         await two.logs.keys.page("log", 0, b"none", created_at=None, limit=9, max_bytes=9999)
         assert reads == [], "buckets are cached"
+        two.logs.keys._buckets.parts.clear()
+        two.logs.keys._buckets.bytes = 0
+        await two.logs.keys.page("log", 0, b"none", created_at=None, limit=9, max_bytes=9999)
+        assert reads == [], "hints about buckets prove that they lack the key"
         first = await LogPages(two.logs, "log", None, Filter(b"none")).read("earliest")
         assert (first.first, first.next) == (0, len(FLAT) + 1)
         assert {each[0] for each in reads} == {items[-1].ledger_id}, "the open ledger"
@@ -171,12 +175,14 @@ async def test_only_entries_with_the_key_are_read(monkeypatch: pytest.MonkeyPatc
 
 async def test_buckets_are_cached_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUCKET_BYTES_MAX", 300)
+    monkeypatch.setattr(module, "HINT_BYTES_MAX", 600)
     async with filled() as (_, (_, two)):
         keys = two.logs.keys
         for _ in range(3):
             assert await offsets(two, "a") == expected("a")
-            assert keys._bucket_bytes == sum(each.size for each in keys._buckets.values()) <= 300
-        assert keys._buckets
+            for cache, bound in ((keys._buckets, 300), (keys._hints, 600)):
+                assert cache.bytes == sum(each.size for each in cache.parts.values()) <= bound
+                assert cache.parts
 
 
 @pytest.mark.parametrize("is_indexed", [True, False])

@@ -38,7 +38,7 @@ async def test_a_damaged_batch_ends_the_page_before_it_and_is_told_by_its_offset
 
     assert page.next == 1
     assert (reported.value.log, reported.value.members["offset"]) == (LOG, 1)
-    assert "the offset 1 on" in reported.value.detail
+    assert "from offset 1 on" in reported.value.detail
 
 
 async def test_bookies_that_are_silent_at_one_batch_withhold_nothing_before_it(
@@ -91,7 +91,7 @@ async def test_a_ledger_without_a_row_is_told_by_its_first_offset_and_not_skippe
     assert hole != first
     assert [each.record.value for each in page.records] == [b"a", b"b"]
     assert (reported.value.ledger_id, reported.value.members["offset"]) == (hole, 2)
-    assert "the offset 2 on" in reported.value.detail
+    assert "from offset 2 on" in reported.value.detail
 
 
 async def test_headers_count_in_a_page_and_one_record_always_comes() -> None:

@@ -116,6 +116,12 @@ def test_large_indexes_are_written_in_several_steps() -> None:
         expected = [number // size, (number + len(keys)) // size]
         assert looked_up(buckets, keys[number], last=last) == expected
     assert looked_up(buckets, b"none", last=last) == []
+    about = {"buckets": len(buckets), "ledger_id": 1, "last_entry": last}
+    hints = [Bucket(bucket, **about).hints() for bucket in buckets]
+    assert all(hints[bucket_of(key, len(buckets))].may_have(key) for key in keys)
+    others = [b"other %d" % number for number in range(10_000)]
+    found = sum(hints[bucket_of(key, len(buckets))].may_have(key) for key in others)
+    assert found < 500, "hints rule out most other keys"
 
 
 def test_damage_is_never_an_absence() -> None:

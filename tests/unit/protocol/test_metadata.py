@@ -150,7 +150,7 @@ def test_a_later_repair_of_the_same_place_takes_over() -> None:
 
 def test_a_member_is_replaced_only_where_it_is_and_by_one_that_is_not() -> None:
     for old, new in ((B4, B5), (B1, B2)):
-        with pytest.raises(ValueError, match="cannot be replaced"):
+        with pytest.raises(ValueError, match="must not name"):
             TWO.with_member_replaced(0, old, new)
 
 
@@ -160,7 +160,7 @@ def test_only_the_last_fragment_of_a_ledger_that_is_not_closed_is_open() -> None
 
 
 def test_an_id_below_zero_has_no_fragment() -> None:
-    with pytest.raises(ValueError, match="below 0"):
+    with pytest.raises(ValueError, match="at least 0"):
         TWO.fragment_index(-1)
 
 

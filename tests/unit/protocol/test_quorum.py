@@ -31,7 +31,7 @@ def test_sizes_that_are_left_out_fit_those_that_are_given() -> None:
     assert Quorum.of(5) == Quorum(5, 3, 2)
     assert Quorum.of(write_quorum=5) == Quorum(5, 5, 3)
     assert Quorum.of(ack_quorum=3) == Quorum(3, 3, 3)
-    with pytest.raises(ValueError, match="needs"):
+    with pytest.raises(ValueError, match="must hold"):
         Quorum.of(2, 3)
 
 

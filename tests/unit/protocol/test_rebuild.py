@@ -203,9 +203,9 @@ FORKED = closed(later(FIRST, "z"), 9, "z")
     ("row", "copies", "why"),
     [
         (None, [MOVED, later(FIRST, "z")], "two copies of one version"),
-        (None, [CLOSED, closed(FIRST, 3, "z")], "several ends: 3, 9"),
-        (known(closed(FIRST, 3, "z"), "a1"), [FIRST, CLOSED], "several ends: 3, 9"),
-        (None, [closed(FIRST), later(later(FIRST))], "is open"),
+        (None, [CLOSED, closed(FIRST, 3, "z")], "different last entries: 3, 9"),
+        (known(closed(FIRST, 3, "z"), "a1"), [FIRST, CLOSED], "different last entries: 3, 9"),
+        (None, [closed(FIRST), later(later(FIRST))], "is not CLOSED"),
         (known(later(FIRST, "z"), "a1"), [FIRST, MOVED], "the database lacks"),
         (known(later(FIRST, "z"), "a1"), [FIRST, later(MOVED)], "no copy shows"),
         (known(FORKED, "a1"), [FIRST, CLOSED], "the database lacks"),
@@ -485,8 +485,11 @@ def test_ledgers_without_a_place_are_told_and_not_in_the_log() -> None:
 @pytest.mark.parametrize(
     ("ledgers", "why"),
     [
-        ([ledger(1, 0, 4), ledger(2, 4)], "ledger 1 ends at 5, and ledger 2 begins at 4"),
-        ([ledger(1, 0, 4), ledger(2, 9), ledger(3, 9)], "ledgers 2 and 3 both begin at 9"),
+        (
+            [ledger(1, 0, 4), ledger(2, 4)],
+            "ledger 1 ends at offset 5, but the next ledger 2 begins at 4",
+        ),
+        ([ledger(1, 0, 4), ledger(2, 9), ledger(3, 9)], "ledgers 2 and 3 both begin at offset 9"),
     ],
 )
 def test_an_end_beyond_the_next_beginning_is_told(ledgers: Sequence[LedgerPlace], why: str) -> None:
@@ -575,10 +578,10 @@ def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
             LOG,
             [],
             [1, 2],
-            "all ledgers of the log are deleted: the log was deleted too, or later ledgers are unknown",
+            "all known ledgers are deleted: the log was deleted too, or later ledgers are unknown",
         ),
-        (LOG, [], [2], "ledger 2 in the middle of the log is deleted"),
-        (LOG, [ledger(3, 5)], [], "ledger 1 ends at 10, and ledger 3 begins at 5"),
+        (LOG, [], [2], "ledger 2 is deleted, although the log has earlier ledgers"),
+        (LOG, [ledger(3, 5)], [], "ledger 1 ends at offset 10, but the next ledger 3 begins at 5"),
         (
             replace(LOG, items=LOG.items[:1], state=LogState.CLOSED, next_offset=10),
             [ledger(3, 10)],
@@ -655,7 +658,7 @@ def test_a_hole_of_which_only_the_end_is_known_is_told_and_not_closed() -> None:
     decision = reported(None, known, one_more)
     assert (decision.action, decision.row) == (Action.CONFLICT, None)
     assert decision.why == (
-        "ledgers between 0 and 1 are on no bookie that answers, and their ids are unknown"
+        "ledgers between 0 and 1 may be missing: no bookie that answers has them, and their ids are unknown"
     )
 
 
@@ -709,7 +712,7 @@ def test_a_later_log_of_the_name_than_the_database_has_is_told() -> None:
 
     assert (decision.action, decision.row) == (Action.CONFLICT, None)
     assert decision.why == (
-        f"the log was deleted, and another one was created under its name at {LATER_AT}"
+        f"the log was deleted, and another log of its name was created at {LATER_AT}"
     )
 
 
@@ -922,7 +925,7 @@ def test_a_row_that_waits_names_the_bookies_that_it_waits_for() -> None:
     goes_on = decide(Known(), held, replace(bookies, given_up=frozenset({"b4"})))
 
     assert waits.action is Action.WAIT
-    assert "(b1, b4)" in waits.why
+    assert "(b1, b4;" in waits.why
     assert goes_on.action is Action.WRITE
 
 
@@ -1006,7 +1009,7 @@ def test_a_silent_member_that_registered_after_the_ledger_is_to_be_started_not_w
     decision = decide(Known(), [Held("b1@1", KEY, rows=(row,))], bookies)
 
     assert decision.action is action
-    assert action is Action.WRITE or "start it, so that" in decision.why
+    assert action is Action.WRITE or "start b3, so that" in decision.why
 
 
 def test_a_cookie_stands_in_for_each_later_incarnation_that_copies_name() -> None:
@@ -1037,13 +1040,15 @@ def forks() -> None:
 
 def two_ends() -> None:
     copies = [CLOSED, closed(FIRST, 3, "z")]
-    test_copies_that_contradict_each_other_or_the_row_are_told(None, copies, "several ends")
+    test_copies_that_contradict_each_other_or_the_row_are_told(
+        None, copies, "different last entries"
+    )
 
 
 def overlaps() -> None:
     ledgers = [ledger(1, 0, 4), ledger(2, 4)]
     test_an_end_beyond_the_next_beginning_is_told(
-        ledgers, "ledger 1 ends at 5, and ledger 2 begins at 4"
+        ledgers, "ledger 1 ends at offset 5, but the next ledger 2 begins at 4"
     )
 
 

@@ -188,7 +188,7 @@ def test_a_rewrite_that_silent_bookies_may_have_is_waited_for(known: LogMetadata
     given_up = rebuilt(*answering, known=known, deleted=(2, 3))
 
     assert (waits.action, waits.row) == (Action.WAIT, None)
-    assert "ledger 3 is deleted, and a ledger that has its records may be" in waits.why
+    assert "ledger 3 is deleted, and the ledger that replaced it may be" in waits.why
     assert items(given_up) == ONCE[2:]
 
 

@@ -371,7 +371,7 @@ def test_a_target_that_fails_or_is_silent_ends_the_repair() -> None:
     assert bench.one(Failed).bookie == B4
     bench.machine = other
     bench.do(TimerFired(Timer.QUORUM, 0))
-    assert bench.one(Failed).detail == f"{B4} is silent"
+    assert bench.one(Failed).detail == f"{B4} did not answer in time"
 
 
 def test_other_bytes_at_the_target_are_an_alarm() -> None:

@@ -68,7 +68,9 @@ def test_below_the_ack_quorum_by_refusals_ends_at_once() -> None:
     bench.fails(0, 1, Status.READ_ONLY)
     bench.found()
 
-    assert bench.one(Failed) == Failed("read-only", 0, "bookies refused and no other is live")
+    assert bench.one(Failed) == Failed(
+        "read-only", 0, "too many bookies refused adds, and no others are live"
+    )
     assert bench.one(UpdateMetadata).metadata.last_entry == -1
 
 

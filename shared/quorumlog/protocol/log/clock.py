@@ -1,16 +1,16 @@
-"""The times that a log's machines use. The database's clock decides about ages, not a gateway's.
+"""The times that a log's machines use. Ages are computed by the database's clock only.
 
 A gateway's clock may be months ahead, or jump. Deletions by age are final, so ages are differences
-of the database's times (rule 26a). Each read of metadata returns that time, and `database_ms` is
-never ahead of it. A gateway's clock only stamps records, within SLACK_MS of the database's clock: a
-clock that is behind would make new records old.
+of the database's times (rule 26a). Each read of metadata returns the database's time, and
+`database_ms` is never ahead of that clock. A gateway's clock only stamps records, within SLACK_MS
+of the database's clock, because a clock that is behind would make new records old.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 SLACK_MS: Final = 60_000
-"""Differences up to this are ignored, since an answer takes time to arrive."""
+"""Differences up to this bound are ignored, because an answer takes time to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Now:
     """Whether the database's clock is in doubt, so that nothing expires by it (rule 26c)."""
 
     def stamp_ms(self, last_ms: int) -> int:
-        """The append time of the batch after one at `last_ms`: append times never go back."""
+        """The append time of the next batch, which must not be before the last one's `last_ms`."""
         wall_ms = self.wall_ms
         if self.database_ms is not None:
             wall_ms = min(max(wall_ms, self.database_ms - SLACK_MS), self.database_ms + SLACK_MS)
@@ -38,5 +38,5 @@ class Now:
         return self.wall_ms if self.database_ms is None else self.database_ms
 
     def expiry_ms(self, appended_ms: int) -> int:
-        """The time by which producers expire: the last append's, capped at the database's."""
+        """The time by which producers expire: the last append time, capped at the database's."""
         return 0 if self.is_doubted else min(appended_ms, self.database_ms or 0)

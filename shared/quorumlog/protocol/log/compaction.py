@@ -1,14 +1,14 @@
 """Decides which ledgers of a log are compacted next, and which of their records stay (rule 27d).
 
-A pass reads the keys of the *dirty* ledgers, which are newer than the last pass, and notes the
-newest offset of each key. Then it rewrites the clean and the dirty ledgers, the oldest first, and
-removes each record whose key has a newer record. After a pass, the ledgers that it covered are
-*clean*: no key has two records in them.
+A pass reads the keys of the *dirty* ledgers, which are newer than the last pass, and stores the
+newest offset of each key. Then the pass rewrites the clean and the dirty ledgers, the oldest first,
+and removes each record whose key has a newer record. After a pass, the covered ledgers are *clean*,
+so no key has two records in them.
 
-Tombstones stay for `delete_retention_s` after their ledger became clean, because readers may know
-an older record of the key. After that pass, no older record of the key is left, except in ledgers
-that no pass may rewrite. So a later pass does not change `compacted_ms` of a clean ledger. A ledger
-that loses no record is not written again.
+Tombstones stay for `delete_retention_s` after their ledger became clean, because readers may have
+read an older record of the key. After the pass that made the ledger clean, no older record of the
+key is left, except in ledgers that no pass may rewrite. So a later pass does not change
+`compacted_ms` of a clean ledger. A ledger that loses no record is not written again.
 """
 
 from collections import deque
@@ -23,47 +23,47 @@ from quorumlog.protocol.log.row import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import REPLACED_MAX
 
 KEYS_MAX: Final = 500_000
-"""The most keys that a pass remembers, about 90 MB: chosen by judgement. If the dirty ledgers have
-more keys, the pass covers only the first ledgers. If one ledger has more, it is rewritten several
-times, each time for a part of its keys."""
+"""Maximum keys that a pass keeps in memory, about 90 MB. Chosen by judgement. If the dirty ledgers
+have more keys, the pass covers only the first ledgers. If one ledger has more keys, it is rewritten
+several times, each time for a part of its keys."""
 
 GROUP_BYTES_MAX: Final = 256 << 20
-"""The most bytes of old ledgers that one new ledger replaces: the default of `roll_bytes`."""
+"""Maximum bytes of old ledgers that one new ledger replaces: the default of `roll_bytes`."""
 
 DIRTY_BYTES_MIN: Final = 1 << 20
-"""The minimum of dirty bytes for a pass, unless it is the log's first pass or has MERGED_MIN dirty
-ledgers: chosen by judgement, because each pass may use up one of a ledger's REPLACED_MAX."""
+"""Minimum dirty bytes for a pass, unless it is the log's first pass or has MERGED_MIN dirty
+ledgers. Chosen by judgement, because each pass may use up one of a ledger's REPLACED_MAX."""
 
 _DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
-"""The settings that decide what a pass may remove. If one changes, the pass ends."""
+"""The settings that determine the records that a pass may remove. If one changes, the pass ends."""
 
 _DIGEST_BYTES: Final = 16
 
 
 def digest(key: bytes) -> bytes:
-    """At most 16 bytes that stand for a key: a short key itself, or the digest of a longer one."""
+    """At most 16 bytes that represent a key: a short key itself, or the digest of a longer key."""
     if len(key) < _DIGEST_BYTES:
         return key
     return blake2b(key, digest_size=_DIGEST_BYTES).digest()
 
 
 class NewestOffsets:
-    """The newest offset of each key in the dirty ledgers of a pass. If `parts` > 1, only for the
-    keys of one part.
+    """The newest offset of each key in the dirty ledgers of a pass. If `parts` > 1, only the keys
+    of one part are stored.
     """
 
     def __init__(self, part: int = 0, parts: int = 1, keys_max: int | None = None) -> None:
-        """Starts without keys. `keys_max`: by default KEYS_MAX."""
+        """Start without keys. `keys_max`: by default KEYS_MAX."""
         self.offsets: dict[bytes, int] = {}
         self._part, self._parts, self._keys_max = part, parts, keys_max or KEYS_MAX
 
     @property
     def is_full(self) -> bool:
-        """Whether there are more than `keys_max` keys. The offsets noted so far stay correct."""
+        """Whether there are more than `keys_max` keys. The stored offsets are correct anyway."""
         return len(self.offsets) > self._keys_max
 
     def learn(self, first: int, columns: Columns) -> None:
-        """Note the keys of a batch that begins at the offset `first`. Batches come in order."""
+        """Store the keys of a batch that begins at the offset `first`. Batches come in order."""
         named = zip(columns.keys, columns.indexes, strict=True)
         found = {digest(key): first + index for key, index in named if key is not None}
         if self._parts > 1:
@@ -74,7 +74,7 @@ class NewestOffsets:
 
 
 def hash_of(name: bytes) -> int:
-    """A hash that assigns a key's digest to a part of a pass. It is the same in all processes."""
+    """The hash, equal in all processes, that assigns a key's digest to a part of a pass."""
     return int.from_bytes(blake2b(name, digest_size=4).digest())
 
 
@@ -87,7 +87,7 @@ class Compaction:
     expired: Collection[int] = ()
     """The ids of ledgers whose tombstones have been kept long enough."""
     makes_clean: bool = False
-    """Whether dirty ledgers become clean: not in a merge, and only with the last part of keys."""
+    """Whether dirty ledgers become clean, as in a compaction with the last part of the keys."""
     now_ms: int = 0
     """The database's time; 0 if it is in doubt."""
     settings: LogSettings | None = None
@@ -140,7 +140,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The ledgers of one pass, in order. `is_whole`: it skips no ledger before its last one."""
+    """The ledgers of one pass, in order. `is_whole`: whether no earlier ledger is skipped."""
 
     row: LogMetadata
     now_ms: int
@@ -151,16 +151,21 @@ class Pass:
     @property
     def is_due(self) -> bool:
         """Whether the share of dirty bytes has reached `max_dirty_percent`, and there are enough
-        dirty ledgers or bytes: a pass may rewrite all clean ledgers.
+        dirty ledgers or bytes. Otherwise a pass would often rewrite all clean ledgers for little.
         """
-        dirty = sum(item.bytes for item in self.dirty)
-        whole = dirty + sum(item.bytes for item in self.clean)
         is_enough = (
             not self.clean
-            or dirty >= DIRTY_BYTES_MIN
+            or sum(item.bytes for item in self.dirty) >= DIRTY_BYTES_MIN
             or sum(item.replaced + 1 for item in self.dirty) >= MERGED_MIN
         )
-        return is_enough and 100 * dirty >= self.row.settings.max_dirty_percent * whole
+        return is_enough and 100 * self.dirty_share >= self.row.settings.max_dirty_percent
+
+    @property
+    def dirty_share(self) -> float:
+        """The share of dirty bytes, from 0 to 1: older records of their keys may make it up."""
+        dirty = sum(item.bytes for item in self.dirty)
+        clean = sum(item.bytes for item in self.clean)
+        return dirty / (dirty + clean) if clean else 1.0
 
     @property
     def expired(self) -> frozenset[int]:
@@ -183,9 +188,9 @@ class Pass:
 def next_pass(
     row: LogMetadata, now_ms: int, spoiled: Collection[int] = (), end: int | None = None
 ) -> Pass | None:
-    """The next pass over a log, or None if no ledger is ready. `now_ms`: the database's time.
-    `spoiled`: ledgers that can never be rewritten. `end`: if not None, the pass covers the ledgers
-    below this offset, which an earlier pass covered.
+    """The next pass over a log; None if no ledger is ready. `now_ms`: the database's time.
+    `spoiled`: ledgers that can never be rewritten. `end`: if given, the pass covers exactly the
+    ledgers below this offset, which an earlier pass covered.
     """
     settings = row.settings
     if not settings.compacts:
@@ -195,12 +200,12 @@ def next_pass(
     for item in row.items:
         last = item.last_offset
         if last is None or item is row.base or item.ledger_id in spoiled:
-            break  # a later pass may cover it, so no ledger after it may become clean
+            break  # a later pass may cover this ledger, so no later ledger may become clean
         if end is not None and last >= end:
             break
         is_fixed = item.replaced >= REPLACED_MAX or item.bytes > MERGE_BYTES_MAX
         if is_fixed or row.is_shared(item):
-            is_whole = False  # no pass will ever cover it
+            is_whole = False  # no pass can ever cover this ledger
         elif not dirty and item.compacted_ms:
             clean.append(item)
         elif item.sealed_ms <= latest or end is not None:
@@ -212,25 +217,25 @@ def next_pass(
 
 
 class PassState:
-    """A pass in progress: which ledger to read or rewrite next, and what a rewrite may remove.
+    """The state of a pass in progress, which decides the next ledger to read or rewrite.
 
-    A pass learns the keys of the dirty ledgers one after the other, then rewrites the groups. If
+    A pass reads the keys of the dirty ledgers one after the other, then rewrites the groups. If
     there are too many keys, the pass covers only the first ledgers. If the first ledger alone has
-    too many, the pass learns and rewrites several times, each time for one part of the keys.
+    too many, the pass reads and rewrites several times, each time for one part of the keys.
     """
 
     def __init__(self, due: Pass) -> None:
-        """The pass begins with the first dirty ledger."""
+        """Begin with the first dirty ledger."""
         self.name = due.row.name
         self.end = _end(due.dirty)
-        """The pass covers ledgers below this offset."""
+        """The offset below which the pass covers ledgers."""
         self.is_over = False
         self._due = due
         self._part, self._parts = 0, 1
         self._begin()
 
     def _begin(self) -> None:
-        """Begin to learn the next part of the keys."""
+        """Begin to read the next part of the keys."""
         self._newest = NewestOffsets(self._part, self._parts)
         self._learned: list[LogItem] = []
         self._groups: deque[tuple[int, ...]] | None = None
@@ -242,15 +247,15 @@ class PassState:
         return None if self._groups is not None else self._due.dirty[len(self._learned)]
 
     def learn(self, first: int, columns: Columns) -> bool:
-        """Note the keys of the next batch of `to_learn`. `first` is the batch's first offset.
+        """Store the keys of the next batch of `to_learn`. `first`: the batch's first offset.
         Returns whether there is room for more keys.
         """
         self._newest.learn(first, columns)
         return not self._newest.is_full
 
     def learned(self, *, is_readable: bool = True) -> None:
-        """Handle the end of the reading of the ledger `to_learn`, which may have had too many keys
-        or, without `is_readable`, failed. The offsets noted of it are correct in any case.
+        """Continue after the ledger `to_learn` was read, or had too many keys. `is_readable`: False
+        if the read failed. The stored offsets are correct in any case.
         """
         item = self.to_learn
         assert item is not None
@@ -275,8 +280,8 @@ class PassState:
         self._groups = deque(tuple(item.ledger_id for item in group) for group in groups)
 
     def group(self, row: LogMetadata) -> tuple[tuple[LogItem, ...], Compaction] | None:
-        """The next ledgers to rewrite, as the log's current metadata `row` names them, and the
-        compaction that decides which records go. None ends the pass, because the log changed.
+        """The next ledgers to rewrite, from the log's current metadata `row`, and the compaction
+        that decides which records stay. None if the log has changed, which ends the pass.
         """
         assert self._groups is not None
         due, ids = self._due, self._groups[0]
@@ -295,8 +300,9 @@ class PassState:
         return None if self.is_over else (items, compaction)
 
     def rewritten(self, row: LogMetadata | None) -> None:
-        """Note that the next group was rewritten, and `row` is the log's new metadata. None means
-        failure and ends the pass: a ledger is clean only if all earlier ones are (clause 3).
+        """Note that the next group was rewritten. `row`: the log's new metadata; None if the
+        rewrite failed, which ends the pass, because a ledger may become clean only after all
+        earlier ones (clause 3).
         """
         assert self._groups is not None
         self._groups.popleft()

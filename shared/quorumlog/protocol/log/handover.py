@@ -1,7 +1,7 @@
 """A handover: the steps by which one gateway may change a log's owner.
 
-A handover returns one next step after another: a question, the end of the owner in this process, a
-takeover, or its own end. `route.py` carries the steps out, one handover at a time.
+A handover returns one step after another: a question, the end of the owner in this process, a
+takeover, or its own end. `route.py` performs the steps, one handover at a time.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.protocol.once import Once
 
 CONFLICTS_MAX: Final = 20
-"""How often one handover reads the metadata again before it fails."""
+"""Maximum reads of the metadata by one handover, which fails afterwards."""
 
 
 class Aim(Enum):
@@ -52,7 +52,7 @@ class Aim(Enum):
     """Close and seal the log's ledgers if the writer of one of them is gone."""
     DELETE = "delete"
     DRAIN = "drain"
-    """Seal the log's last ledger if this process, which is about to end, owns the log."""
+    """Seal the log's last ledger if this process owns the log, because the process will end."""
 
 
 class HandoverStep(Enum):
@@ -60,19 +60,19 @@ class HandoverStep(Enum):
 
     WAITING = "waiting"
     LOOKING = "looking"
-    """The log's metadata."""
+    """Waits for the log's metadata."""
     FINDING = "finding"
-    """A ledger's metadata, which names its writer."""
+    """Waits for a ledger's metadata, which names its writer."""
     PROBING = "probing"
-    """Whether the ledger's writer lives."""
+    """Waits for a probe of the ledger's writer."""
     SETTLING = "settling"
-    """The end of the owner in this process."""
+    """Waits for the end of the owner in this process."""
     TAKING = "taking"
-    """The end of a takeover."""
+    """Waits for the end of a takeover."""
     YIELDING = "yielding"
-    """A pause before the metadata is read again, since another gateway is changing it."""
+    """Pauses before the metadata is read again, because another gateway is changing it."""
     FENCING = "fencing"
-    """The recovery of a ledger of a log that is to be deleted."""
+    """Waits for the recovery of a ledger of a log that is to be deleted."""
     DELETING = "deleting"
 
 
@@ -80,25 +80,25 @@ class Move(Enum):
     """A step that the route must carry out for a handover."""
 
     RETIRE = "retire"
-    """End the owner in this process, if there is one; it begins no further request."""
+    """End the owner in this process, if there is one, without beginning further requests."""
     RELEASE = "release"
-    """End the owner in this process once its requests in flight are acknowledged and its ledger
-    closed.
+    """End the owner in this process after its requests in flight are acknowledged, and its ledger
+    is closed.
     """
     TAKE_OVER = "take-over"
-    """Take over, from the metadata that the handover has read."""
+    """Take the log over, starting from the metadata that the handover has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerFound:
-    """The end of a search: another process owns the log."""
+    """The end of a search that found another process as the owner."""
 
     writer: Writer
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverDone:
-    """The end of a handover, with the answer to its request: QuorumLogError if it failed."""
+    """The end of a handover, with the answer to its request; QuorumLogError if it failed."""
 
     answer: LogMetadata | QuorumLogError | bool | None = None
 
@@ -119,22 +119,22 @@ class Handover:
     log: str
     me: str
     request: RequestKey = None
-    """The request that waits for this handover; None if none does."""
+    """The request that waits for this handover; None if no request does."""
     creates: bool = False
     """Whether a takeover makes this process the owner."""
     finish: Finish = same
     once: Once | None = None
     """The client's request that `finish` carries out (rule 6a)."""
     ledger_id: int = -1
-    """HEAL: the ledger whose writer is probed."""
+    """For HEAL, the ledger whose writer is probed."""
     suspect: Writer | None = None
     """A process that counts as the owner only if it answers a probe."""
     created_at: str | None = None
-    """DELETE, FORCE: the log's creation time; None: the log with this name at the first read is
-    meant.
-    """
+    """For DELETE and FORCE, the log's creation time; None: the log that the first read returns."""
     term: str | None = None
-    """DELETE: the term of the keeper that found the log expired; None: it need not have expired."""
+    """For DELETE, the term of the keeper that found the log expired; None: the log need not have
+    expired.
+    """
     step: HandoverStep = HandoverStep.WAITING
     tries: int = 0
     row: LogMetadata | None = None
@@ -143,14 +143,14 @@ class Handover:
 
     @property
     def _last(self) -> LogItem | None:
-        """The last item, if its end is unknown: an owner writes its ledger."""
+        """The last item if its end is unknown, so that an owner may be writing its ledger."""
         item = None if self.row is None else self.row.last_item
         return None if item is None or item.last_offset is not None else item
 
     # --- events ----------------------------------------------------------------------------------
 
     def begin(self) -> HandoverNext:
-        """Begin; no other handover is under way."""
+        """Begin the handover while no other one is in progress."""
         match self.aim:
             case Aim.SEARCH:
                 return self._move(HandoverStep.SETTLING, Move.RETIRE)
@@ -160,7 +160,7 @@ class Handover:
                 return self._look()
 
     def settled(self) -> HandoverNext:
-        """Continue after the owner in this process has ended, or if there is none."""
+        """Continue after the end of the owner in this process, if there was one."""
         match self.aim:
             case Aim.SEARCH | Aim.DRAIN:
                 return self._look()
@@ -177,7 +177,7 @@ class Handover:
             return HandoverDone(reported(result, self.log))
         if self.creates and result.state is LogState.CLOSED:
             # A batch has ended the log (rule 25b).
-            return HandoverDone(LogClosed(f"the log {self.log} is closed", log=self.log))
+            return HandoverDone(LogClosed(_closed(self.log), log=self.log))
         if self.aim is Aim.FORCE:
             return HandoverDone(result)
         return HandoverDone(answer=True) if self.aim is Aim.HEAL else HandoverDone()
@@ -206,7 +206,7 @@ class Handover:
             case HandoverStep.DELETING:
                 return self._deletion_answered(value)
             case _:
-                raise AssertionError(f"nothing was asked in {self.step}")
+                raise AssertionError(f"a handover must not get an answer in step {self.step}")
 
     def stopped(self) -> QuorumLogError | None:
         """The answer to the handover's request if the process ends first."""
@@ -214,9 +214,10 @@ class Handover:
             case Aim.DRAIN:
                 return None
             case Aim.HEAL:
-                return EntryUnavailable("this gateway is about to end", log=self.log)
+                return EntryUnavailable("this gateway is shutting down: retry", log=self.log)
             case Aim.DELETE:
-                return ShuttingDown("this gateway is about to end", log=self.log, outcome=UNKNOWN)
+                detail = "this gateway is shutting down: check whether the log still exists"
+                return ShuttingDown(detail, log=self.log, outcome=UNKNOWN)
             case _:
                 return ending(self.log)
 
@@ -234,12 +235,12 @@ class Handover:
         self.tries += 1
         if self.tries > CONFLICTS_MAX:
             return HandoverDone(
-                Overloaded("other gateways keep taking the log over: retry", log=self.log)
+                Overloaded("other gateways took the log over repeatedly: retry", log=self.log)
             )
         return self._ask(HandoverStep.LOOKING, ReadLog(self.log))
 
     def _yield(self) -> HandoverNext:
-        """Another gateway has won: pause, then read the metadata again."""
+        """Pause, then read the metadata again, because another gateway has won."""
         return self._ask(HandoverStep.YIELDING, Wait(Pause.YIELD))
 
     def _looked(self, row: LogMetadata) -> HandoverNext:
@@ -258,7 +259,7 @@ class Handover:
                 return HandoverDone(answer=True)
             return self._ask(HandoverStep.FINDING, ReadLedger(item.ledger_id))
         if row.state is LogState.CLOSED and self.aim is not Aim.DRAIN:
-            return HandoverDone(LogClosed(f"the log {self.log} is closed", log=self.log))
+            return HandoverDone(LogClosed(_closed(self.log), log=self.log))
         if self.aim is Aim.FORCE:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if self._last is not None:
@@ -266,11 +267,11 @@ class Handover:
         return self._none_lives() if self.aim is Aim.SEARCH else HandoverDone()
 
     def _found(self, ledger: LedgerMetadata, *, is_owned: bool) -> HandoverNext:
-        """Handle the metadata of a ledger, which names its writer."""
+        """Process the metadata of a ledger, which names the ledger's writer."""
         writer, last = ledger.writer, self._last
         is_mine = writer is not None and writer.id == self.me
         if self.aim is Aim.DRAIN:
-            # A displaced owner that did not notice must not end its successor.
+            # A displaced owner that has not noticed its end must not end its successor.
             return self._none_lives() if is_mine else HandoverDone()
         if self.aim is Aim.HEAL and is_mine and is_owned:
             return HandoverDone(answer=False)
@@ -297,8 +298,8 @@ class Handover:
         return self._move(HandoverStep.TAKING, Move.TAKE_OVER)
 
     def _fence(self) -> HandoverNext:
-        """Fence a log's writer before its name is free (rule 27): otherwise an unaware owner would
-        still write to the deleted log after its name is given again.
+        """Fence a log's writer before the log's name is free (rule 27). Otherwise an unaware owner
+        would still write to the deleted log after another log got the name.
         """
         assert self.row is not None
         self.unfenced = tuple(item.ledger_id for item in self.row.unsealed)
@@ -315,26 +316,30 @@ class Handover:
         if value is None:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if not self._is_meant(value.current):
-            # The name is of a later log now, or the log is in use again.
+            # A later log has the name now, or the log is in use again.
             return HandoverDone(deleted(self.log))
         self.row = value.current
         return self._fence()
 
     def _is_meant(self, row: LogMetadata) -> bool:
-        """Whether the deletion is meant for the log with this metadata."""
+        """Whether the deletion applies to the log with this metadata."""
         term = None if row.expiry is None else row.expiry.term
         return self.created_at in (None, row.created_at) and self.term in (None, term)
 
 
 def deleted(log: str) -> NoSuchLog:
-    """The error for a request whose log was deleted while it waited."""
-    return NoSuchLog(f"the log {log} was deleted", log=log)
+    """The error for a request whose log was deleted while the request waited."""
+    return NoSuchLog(f"the log {log} was deleted meanwhile", log=log)
+
+
+def _closed(log: str) -> str:
+    return f"the log {log} is closed: create another log to append more records"
 
 
 def reported(error: QuorumLogError, log: str) -> QuorumLogError:
     """The client's error for a failed takeover. An error about one of the log's ledgers is
-    replaced, since clients can't act on it.
+    replaced, because clients can't act on it.
     """
     if error.retryable or isinstance(error, NoSuchLog):
         return error
-    return EntryUnavailable(f"the log can't be taken over now: {error.detail}", log=log)
+    return EntryUnavailable(f"no gateway can take over log {log} now: {error.detail}", log=log)

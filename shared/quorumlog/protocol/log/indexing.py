@@ -1,10 +1,10 @@
-"""Indexing: writes an index of the keys of one sealed ledger to a new ledger, and adds the index to
-the log's metadata (rule 27e).
+"""Indexes the keys of one sealed ledger of a log: writes the index to a new ledger (rule 27e).
 
     IDLE -> CHECKING -> READING -> CREATING -> WRITING -> CLOSING -> SWAPPING -> DONE
 
-An index is never needed for safety: a ledger without an index is read in full. Until the swap no
-log names the new ledger, so the sweep of orphans deletes it if the process ends (rule 22).
+The swap adds the index to the log's metadata. Safety never depends on an index, because a ledger
+without an index is read in full. Until the swap, no log names the new ledger, so the sweep of
+orphans deletes it if the process ends (rule 22).
 """
 
 from collections.abc import Collection
@@ -41,30 +41,30 @@ from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.metadata import LedgerMetadata
 
 INDEXED_BYTES_MIN: Final = 64 << 10
-"""Smaller ledgers are not indexed: a read of the ledger costs little more than a lookup."""
+"""Smaller ledgers are not indexed, because reading them costs little more than a lookup."""
 
 PAIRS_MAX: Final = 1 << 22
-"""The most pairs of a key and an entry in an index: chosen by judgement. They take about 48 MiB of
+"""Maximum pairs of a key and an entry in an index, chosen by judgement. They take about 48 MiB of
 memory while the index is written. A ledger with more pairs gets no index."""
 
 BUCKET_PAIRS_MAX: Final = 64 * BUCKET_PAIRS
-"""The most pairs of a bucket, 1 MiB: chosen by judgement. A ledger with a larger bucket gets no
-index: a client may have chosen keys whose hashes begin alike."""
+"""Maximum pairs of a bucket, which take 1 MiB. Chosen by judgement. A ledger with a larger bucket
+gets no index, because a client may have chosen keys whose hashes begin alike."""
 
 _BUCKETS_AT_ONCE: Final = 8
-"""Buckets that one step encodes: sorting more would delay other work of the process."""
+"""Buckets that one step encodes. Sorting more would delay other work of the process."""
 
 
 def next_index(row: LogMetadata, spoiled: Collection[int] = ()) -> LogItem | None:
-    """The newest ledger that needs an index, or None. Ledgers that a merge may soon replace need
-    none. `spoiled`: ledgers that can't be indexed.
+    """The newest ledger that needs an index; None if no ledger does. Ledgers that a merge may soon
+    replace need no index. `spoiled`: ledgers that can't be indexed.
     """
     return next((item for item in reversed(row.items) if _is_due(row, item, spoiled)), None)
 
 
 def _is_due(row: LogMetadata, item: LogItem, spoiled: Collection[int]) -> bool:
-    # A small ledger that was merged before is indexed too: up to seven ledgers may never be merged
-    # again. Other small ledgers wait, because a merge would discard their indexes.
+    # A small ledger that was merged before is indexed too, because up to seven such ledgers may
+    # never be merged again. Other small ledgers wait, because a merge would discard their indexes.
     is_lasting = GROWTH * item.bytes >= row.settings.merge_below_bytes or item.replaced > 0
     return (
         item.index is None
@@ -81,7 +81,7 @@ class IndexStage(Enum):
 
     IDLE = "idle"
     CHECKING = "checking"
-    """Reads the ledger's metadata: only a CLOSED ledger that lacks no entries is indexed."""
+    """Reads the ledger's metadata, as only a CLOSED ledger without losses is indexed."""
     READING = "reading"
     CREATING = "creating"
     WRITING = "writing"
@@ -96,9 +96,11 @@ class Indexing:
     """The state machine that indexes one ledger of a log. Its last effect is RewriteDone."""
 
     def __init__(self, log: LogMetadata, item: LogItem) -> None:
-        """`log`: the metadata as last read. `item`: one of the log's own sealed ledgers."""
-        assert item.last_offset is not None, "rule 27e: the ledger is sealed"
-        assert not log.is_shared(item), "rule 27e: the ledger is the log's own"
+        """Prepare an indexing. `log`: the metadata as last read. `item`: one of the log's own
+        sealed ledgers.
+        """
+        assert item.last_offset is not None, "the ledger must be sealed (rule 27e)"
+        assert not log.is_shared(item), "the ledger must be the log's own (rule 27e)"
         self.stage = IndexStage.IDLE
         self._log, self._item = log, item
         self._number = 0
@@ -161,16 +163,16 @@ class Indexing:
             case IndexStage.SWAPPING:
                 self._done(value)
             case _:
-                raise AssertionError(f"nothing was asked in {self.stage}")
+                raise AssertionError(f"an indexing must not get an answer in stage {self.stage}")
 
     def _spoil(self, detail: str) -> None:
-        """Give up, and report that the ledger can never be indexed."""
+        """Fail, and report that the ledger can never be indexed."""
         ledger_id = self._spoiled = self._item.ledger_id
         self._give_up(EntryUnavailable(detail, ledger_id=ledger_id, log=self._log.name))
 
     def _give_up(self, result: QuorumLogError | None) -> None:
-        """End without success, and have the new ledger deleted. The deletion keeps a ledger that
-        the log names, because the swap may have succeeded.
+        """End without success, and have the new ledger deleted. If the swap succeeded after all,
+        the log names the new ledger, and the deletion keeps it.
         """
         self._result = result
         if self._new is None:
@@ -184,7 +186,8 @@ class Indexing:
 
     def _checked(self, ledger: LedgerMetadata) -> None:
         last = ledger.last_entry or 0
-        why = "the ledger has too many entries" if last >= ENTRIES_MAX else unfit(ledger)
+        many = f"the ledger has more than {ENTRIES_MAX} entries"
+        why = many if last >= ENTRIES_MAX else unfit(ledger)
         if why:
             self._spoil(why)
         else:
@@ -197,7 +200,7 @@ class Indexing:
             asked = ReadBatches(self._item.ledger_id, self._entry, self._last_entry)
             self._ask(IndexStage.READING, asked)
         elif self._keys.largest > BUCKET_PAIRS_MAX:
-            self._spoil("the hashes of too many keys begin alike")
+            self._spoil(f"the index would have a bucket of more than {BUCKET_PAIRS_MAX} pairs")
         elif self._keys.pairs:
             self._ask(IndexStage.CREATING, CreateLedger(self._log))
         else:
@@ -206,14 +209,15 @@ class Indexing:
     def _read(self, read: BatchesRead) -> None:
         try:
             if read.is_lost:
-                raise BadBatch("entries are lost")
+                raise BadBatch(f"entries of ledger {self._item.ledger_id} are lost")
             for entry_id, data in read.entries:
                 if entry_id != self._entry:
-                    raise BadBatch(f"entry {self._entry} is missing")
+                    detail = f"entry {self._entry} of ledger {self._item.ledger_id} is missing"
+                    raise BadBatch(detail)
                 self._keys.add(entry_id, keys_of(data))
                 self._entry += 1
                 if self._keys.pairs > PAIRS_MAX:
-                    raise BadBatch(f"the ledger has more than {PAIRS_MAX} keys of entries")
+                    raise BadBatch(f"the ledger has more than {PAIRS_MAX} pairs of key and entry")
         except BadBatch as error:
             self._spoil(str(error))
         else:
@@ -236,13 +240,16 @@ class Indexing:
 
     def _closed(self, closed: LedgerMetadata) -> None:
         if closed.last_entry != self._written - 1:
-            detail = f"the ledger {closed.ledger_id} ends at {closed.last_entry}"
+            detail = (
+                f"ledger {closed.ledger_id} was closed at entry {closed.last_entry}, but the index"
+                f" was written up to {self._written - 1}"
+            )
             self._give_up(WriterLost(detail, log=self._log.name))
         else:
             self._swap(self._log)
 
     def _swap(self, log: LogMetadata) -> None:
-        """Add the index to the log's metadata, if the ledger is still there without an index."""
+        """Add the index to the log's metadata, if the log still has the ledger without an index."""
         self._tries += 1
         index = NO_KEYS if self._new is None else self._new
         row = log.indexed(self._item.ledger_id, index)

@@ -1,7 +1,7 @@
 """A job: the steps by which an owner reads or changes its log's metadata, one job at a time.
 
-A job returns one next step after another: a question, the emptying of the pipeline, or its end.
-`owner.py` carries the steps out.
+A job returns one step after another: a question, the emptying of the pipeline, or its end.
+`owner.py` performs the steps.
 """
 
 from collections.abc import Iterator
@@ -51,15 +51,15 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Transaction
 
 LEDGERS_SPARE: Final = 1000
-"""Rolls leave room for this many ledgers of takeovers, without which a log can't continue."""
+"""Rolls leave room for this many ledgers, because a log can't continue without takeovers."""
 
 
 class JobKind(Enum):
     """The purpose of a job."""
 
     CHECK = "check"
-    """Find out whether this owner still owns the log: an owner that was displaced while idle does
-    not know it, and must not answer from memory."""
+    """Find out whether this owner still owns the log. An owner that was displaced while idle has
+    not noticed, and must not answer from memory."""
     ROLL = "roll"
     PUBLISH = "publish"
     RELEASE = "release"
@@ -70,25 +70,25 @@ class JobStep(Enum):
 
     WAITING = "waiting"
     LOOKING = "looking"
-    """The log's metadata, which shows whether this owner still owns the log."""
+    """Waits for the log's metadata, which shows whether this owner still owns the log."""
     FINDING = "finding"
-    """The state of a transaction."""
+    """Waits for the state of a transaction."""
     REPEATING = "repeating"
-    """The first answer of a transaction that has ended already."""
+    """Waits for the first answer of a transaction that has ended already."""
     COUNTING = "counting"
-    """The number of writable bookies."""
+    """Waits for the number of writable bookies."""
     CREATING = "creating"
     NAMING = "naming"
-    """The change by which metadata names the next ledger, before the old one is closed."""
+    """Waits for the change that names the next ledger before the old one is closed."""
     EMPTYING = "emptying"
-    """The acknowledgement of all requests in flight."""
+    """Waits for the acknowledgement of all requests in flight."""
     CLOSING = "closing"
     SWAPPING = "swapping"
-    """The change with the old ledger's end and the new one's start."""
+    """Waits for the change with the old ledger's end and the new ledger's start."""
 
 
 _BREAKING: Final = (JobStep.NAMING, JobStep.CLOSING, JobStep.SWAPPING)
-"""Steps after whose failure the metadata is unknown, or the owner has no ledger."""
+"""Steps whose failure leaves the metadata unknown, or the owner without a ledger."""
 
 
 _FINAL: Final = (
@@ -100,7 +100,7 @@ _FINAL: Final = (
     LogClosed,
     LogProtected,
 )
-"""Refusals of a roll or a publication that hold under any owner."""
+"""Errors of a roll or a publication that any owner would return."""
 
 
 class Fate(Enum):
@@ -114,7 +114,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """A step: acknowledge all requests in flight, while later requests wait for the next ledger."""
+    """A step that waits for all requests in flight. Later requests wait for the next ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class JobUndone:
-    """The end of a job that failed. `error`: None if another owner is to carry it out."""
+    """The end of a job that failed. `error`: None if another owner is to do the job."""
 
     error: QuorumLogError | None = None
     owner: Fate = Fate.STAYS
@@ -138,18 +138,18 @@ JobNext = Question | Empty | JobEnded | JobUndone
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One job of an owner. The methods get the owner's tenancy."""
+    """One job of an owner. The owner passes its tenancy to the methods."""
 
     kind: JobKind
     request: RequestKey = None
-    """The request that waits for the job; None if none does."""
+    """The request that waits for the job; None if no request does."""
     call: Publish | None = None
     sizes: Sizes = ()
     step: JobStep = JobStep.WAITING
     new: int | None = None
     """The ledger that was created for the job."""
     end: tuple[int, int, int] = (-1, 0, 0)
-    """The old ledger, its records and bytes."""
+    """The old ledger's id, records and bytes."""
     has_looked: bool = False
     refusal: QuorumLogError | None = None
     """The error for the request if this process still owns the log."""
@@ -160,7 +160,7 @@ class Job:
     # --- events ----------------------------------------------------------------------------------
 
     def begin(self, held: Tenancy, now: Now) -> JobNext:
-        """Begin; no other job is under way."""
+        """Begin the job while no other one is in progress."""
         match self.kind:
             case JobKind.CHECK:
                 return self._look(held)
@@ -175,12 +175,12 @@ class Job:
                 return self._look(held) if held.pipe.next_entry == 0 else self._prepare(held)
 
     def close(self, held: Tenancy, now: Now) -> JobNext:
-        """Close the ledger; no request is in flight any longer."""
+        """Close the ledger, because no request is in flight any longer."""
         del now
         return self._ask(JobStep.CLOSING, CloseLedger(held.ledger_id))
 
     def note(self, value: Any) -> None:
-        """Note a created ledger, even if the owner has ended."""
+        """Store the id of a created ledger, even if the owner has ended."""
         if self.step is JobStep.CREATING and isinstance(value, LedgerMetadata):
             self.new = value.ledger_id
 
@@ -205,7 +205,7 @@ class Job:
             case JobStep.CLOSING:
                 return self._closed(value, held, now)
             case JobStep.WAITING | JobStep.EMPTYING:
-                raise AssertionError("nothing was asked")
+                raise AssertionError(f"a job must not get an answer in step {self.step}")
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Job:
         return self._ask(JobStep.FINDING, ReadTransaction(self.call.transaction))
 
     def _prepare(self, held: Tenancy) -> JobNext:
-        """Prepare a new ledger, if the log has room and enough bookies live (rule 23)."""
+        """Prepare a new ledger if the log has room and enough bookies are live (rule 23)."""
         full = no_room(held.log, spare=LEDGERS_SPARE + len(self.sizes))
         if full is None:
             return self._ask(JobStep.COUNTING, CountBookies())
@@ -263,7 +263,7 @@ class Job:
     def _counted(self, writable: int, held: Tenancy) -> JobNext:
         needed = held.log.settings.quorum.ensemble_size
         if writable < needed:
-            detail = f"a roll needs {needed} writable bookies, and {writable} are"
+            detail = f"a new ledger needs {needed} writable bookies, but only {writable} are live"
             return JobUndone(NotEnoughBookies(detail, log=held.log.name))
         return self._ask(JobStep.CREATING, CreateLedger(held.log))
 
@@ -277,13 +277,16 @@ class Job:
 
     def _closed(self, closed: LedgerMetadata, held: Tenancy, now: Now) -> JobNext:
         if closed.last_entry != held.pipe.next_entry - 1:
-            detail = f"the ledger {held.ledger_id} ends at {closed.last_entry}"
+            detail = (
+                f"ledger {held.ledger_id} was closed at entry {closed.last_entry}, but this gateway"
+                f" wrote up to {held.pipe.next_entry - 1}"
+            )
             return JobUndone(WriterLost(detail, log=held.log.name), Fate.ENDS)
         self.end = (held.ledger_id, held.pipe.records, closed.length or 0)
         return self._swap(held, now)
 
     def _swap(self, held: Tenancy, now: Now) -> JobNext:
-        """Make the one change by which the log continues in the new ledger (rules 23 and 28)."""
+        """Make the change by which the log continues in the new ledger (rules 23 and 28)."""
         ledger_id, records, size = self.end
         row = held.with_ends(held.log, {ledger_id: (records, size)}, now)
         if self.call is None:
@@ -300,7 +303,7 @@ class Job:
         return self._ask(JobStep.SWAPPING, commit)
 
     def _swapped(self, value: Any, held: Tenancy, now: Now) -> JobNext:
-        """Continue after a change, which this owner, another one, or both may have made."""
+        """Continue after a change, which this or another owner may have made."""
         assert self.new is not None
         if isinstance(value, RowChanged):
             if not held.is_mine(value.current):
@@ -311,7 +314,7 @@ class Job:
             (value.log, value.transaction) if isinstance(value, Committed) else (value, None)
         )
         if row is None or not is_written(row, self.new):
-            # Another owner made the change, took over, or closed the log: this one has no ledger.
+            # Another owner made the change, took over, or closed the log; this one has no ledger.
             return JobEnded(NOT_OWNER if answer is None else answer, Fate.ENDS)
         held.log = row
         return self._empty() if self.step is JobStep.NAMING else JobEnded(answer, Fate.MOVES_ON)
@@ -322,10 +325,10 @@ class Job:
         self, error: QuorumLogError | None, *, is_ended: bool
     ) -> Iterator[tuple[RequestKey, QuorumLogError | NotOwner]]:
         """The answers to the requests that wait for this failed job. If the owner has ended, most
-        errors say nothing about the log.
+        errors tell nothing about the log.
         """
         for pending, answer in self.doubted:
-            assert error is not None, "without an error, the next owner answers these"
+            assert error is not None, "without an error, the next owner must answer these requests"
             is_repeat = isinstance(answer, RecordsAppended)
             is_unknown = is_repeat and isinstance(error, MetadataUnavailable)
             yield pending.request, error.with_outcome(UNKNOWN) if is_unknown else error

@@ -1,15 +1,15 @@
-"""The index of the keys of one CLOSED ledger of a log: it names the entries of a key (rule 27e).
+"""The format of key indexes: an index lists the entries of each key of a CLOSED ledger (rule 27e).
 
 An index is a ledger of its own, whose entry i is bucket i of 2^n. The high n bits of a key's hash
-choose the bucket, so a lookup reads one entry. Layout of a bucket, big-endian:
+determine the bucket, so a lookup reads one entry. Layout of a bucket, big-endian:
     version u8 (1) | n u8 | bucket u16 | count u32 | ledger id i64 | last entry of that ledger i64
-    digest of everything else, 16 bytes
+    digest of all other fields, 16 bytes
     hashes u64[count], ascending | entry ids u32[count], ascending for equal hashes
 Each bucket proves by itself which ledger it indexes, so a lookup needs no other entry.
 
 Two keys may have the same hash. So an index may name an entry that lacks the key, but it names all
-entries that have the key. Exception: for a key with KEY_ENTRIES_MAX entries or more, an index names
-only the last ones, and earlier entries may have the key, too.
+entries that have the key. For a key with KEY_ENTRIES_MAX entries or more, however, an index names
+only the last entries, and earlier entries may have the key too.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Stored
 
 BUCKET_PAIRS: Final = 1365
-"""About how many pairs a bucket has: 16 KiB, which one read from a bookie returns."""
+"""The approximate number of pairs in a bucket of 16 KiB, which one read from a bookie returns."""
 
 KEY_ENTRIES_MAX: Final = 1024
 """An index names at least this many of a key's last entries, and may omit earlier ones. Without
-this limit, a key in every entry would fill a bucket with megabytes: chosen by judgement."""
+this limit, a key in every entry would fill a bucket with megabytes. Chosen by judgement."""
 
 ENTRIES_MAX: Final = 1 << 32
 """A ledger with more entries gets no index, because an index stores entry ids in four bytes."""
@@ -38,6 +38,11 @@ _VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
 _DIGEST_BYTES: Final = 16
 _PAIR_BYTES: Final = 12
+_HINTS_BYTES: Final = 256
+"""Bytes of memory of `Hints` and their place in a cache, besides the hints."""
+_HINT_BITS: Final = 16
+"""Bits of each hash in `Hints`: one lookup in about 50 finds a hint without the key."""
+
 _PART_BITS: Final = 12
 """Pairs in memory are kept in 2^12 parts, by the high bits of their hashes. An index has at most
 2^12 buckets."""
@@ -59,14 +64,14 @@ def keys_of(data: Stored) -> set[bytes]:
 
 
 def names_all(entries: Sequence[int]) -> bool:
-    """Whether `entries`, which an index names for a key, are all entries that may have the key.
-    Otherwise earlier entries may have the key, too.
+    """Whether `entries`, which an index names for a key, are all entries that may have the key. If
+    not, earlier entries may have the key too.
     """
     return len(entries) < KEY_ENTRIES_MAX
 
 
 class _Part:
-    """Pairs of hash and entry whose hashes have the same high bits, in the order of `add`."""
+    """Pairs of hash and entry, whose hashes have the same high bits, in the order of `add`."""
 
     __slots__ = ("entries", "hashes", "pairs_max")
 
@@ -140,10 +145,13 @@ class KeyEntries:
 
 
 def bucket_of(key: bytes, buckets: int) -> int:
-    """The bucket of a key in an index. Raises: BadIndex if no index has `buckets` buckets."""
+    """The bucket of a key in an index. Raises: BadIndex if no index can have `buckets` buckets."""
     bits = buckets.bit_length() - 1
     if buckets != 1 << max(bits, 0) or bits > _PART_BITS:
-        raise BadIndex(f"an index of {buckets} buckets")
+        raise BadIndex(
+            f"an index must have a power of two of buckets, at most {1 << _PART_BITS} (got"
+            f" {buckets})"
+        )
     return hash_of(key) >> 64 - bits
 
 
@@ -151,18 +159,22 @@ class Bucket:
     """One verified bucket of an index."""
 
     def __init__(self, data: bytes, *, buckets: int, ledger_id: int, last_entry: int) -> None:
-        """Verifies that `data` is a bucket of an index with `buckets` buckets, of the ledger
+        """Verify that `data` is a bucket of an index with `buckets` buckets, of the ledger
         `ledger_id`, which ends at `last_entry`. Raises: BadIndex.
         """
         at = _HEAD.size + _DIGEST_BYTES
         if len(data) < at:
-            raise BadIndex(f"a bucket of {len(data)} bytes")
+            raise BadIndex(f"the bucket is truncated: it has {len(data)} bytes, but needs {at}")
         head, columns = data[: _HEAD.size], data[at:]
         version, bits, self.number, count, about, last = _HEAD.unpack(head)
+        self._bits = bits
         if (version, 1 << bits, about, last) != (_VERSION, buckets, ledger_id, last_entry):
-            raise BadIndex(f"a bucket of {1 << bits} of an index of ledger {about} to {last}")
+            raise BadIndex(
+                f"the bucket is of another index: ledger {about} up to entry {last}, {1 << bits}"
+                f" buckets, version {version}"
+            )
         if len(columns) != count * _PAIR_BYTES or data[_HEAD.size : at] != _digest(head, columns):
-            raise BadIndex(f"bucket {self.number} is damaged")
+            raise BadIndex(f"bucket {self.number} is damaged: its size or digest is wrong")
         self.size = len(data)
         self._hashes, self._entries = (
             array("Q", columns[: 8 * count]),
@@ -177,6 +189,29 @@ class Bucket:
         hashed = hash_of(key)
         begin = bisect_left(self._hashes, hashed)
         return self._entries[begin : bisect_right(self._hashes, hashed)]
+
+    def hints(self) -> "Hints":
+        """The bucket's hints, which take a sixth of its memory."""
+        return Hints(self._hashes, self._bits)
+
+
+class Hints:
+    """Some bits of each hash in a bucket. They prove that the bucket lacks most other keys."""
+
+    def __init__(self, hashes: Iterable[int], bits: int) -> None:
+        """`hashes`: the bucket's hashes, ascending. `bits`: the bits that choose a bucket."""
+        self._shift = 64 - bits - _HINT_BITS
+        self._hints = array("H", (self._of(hashed) for hashed in hashes))
+        self.size = _HINTS_BYTES + 2 * len(self._hints)
+
+    def _of(self, hashed: int) -> int:
+        return hashed >> self._shift & (1 << _HINT_BITS) - 1
+
+    def may_have(self, key: bytes) -> bool:
+        """Whether the bucket may have a key whose hash belongs to the bucket."""
+        hint = self._of(hash_of(key))
+        at = bisect_left(self._hints, hint)
+        return at < len(self._hints) and self._hints[at] == hint
 
 
 def _big_endian(column: "array[int]") -> bytes:

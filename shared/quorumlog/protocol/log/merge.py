@@ -1,10 +1,11 @@
 """Decides which ledgers of a log are merged next, so that each byte is rewritten only a few times.
 
-A merge covers at least MERGED_MIN adjacent ledgers that are smaller than a power of GROWTH. Either
+A merge covers at least MERGED_MIN adjacent ledgers that are smaller than a power of GROWTH, in one
+of two cases:
 
-- together they have at least GROWTH times the bytes of the largest one: each such merge of a byte
-  multiplies the size of the byte's ledger by GROWTH or more; or
-- they are a gap: larger ledgers are on both sides, so no ledger will join them. The ledgers of a
+- Together they have at least GROWTH times the bytes of the largest one. Each such merge multiplies
+  the size of the ledger that contains a byte by GROWTH or more.
+- They are a gap, with larger ledgers on both sides, so no ledger will join them. The ledgers of a
   gap are merged once for each second power of GROWTH.
 
 So a byte in a ledger of n bytes was rewritten at most 1.5 * log(n) / log(GROWTH) times, and fewer
@@ -19,20 +20,20 @@ from quorumlog.protocol.log.row import LogItem, LogMetadata
 from quorumlog.protocol.metadata import REPLACED_MAX
 
 MERGED_MIN: Final = 8
-"""The minimum number of ledgers in a merge: chosen by judgement."""
+"""The minimum number of ledgers in a merge. Chosen by judgement."""
 
 GROWTH: Final = 4
-"""A merge has at least this many times the bytes of its largest ledger: chosen by judgement."""
+"""Minimum ratio of the bytes of a merge to the bytes of its largest ledger. By judgement."""
 
 MERGE_BYTES_MAX: Final = 1 << 30
-"""The most bytes of one merge. The merge must end before the sweep deletes its new ledger."""
+"""Maximum bytes of one merge, which must end before the sweep deletes its new ledger."""
 
 _PART: Final = 8
-"""A merged ledger has at most 1/8 of the retention's bytes or age: ledgers are released whole."""
+"""A merged ledger has at most 1/8 of the retained bytes or age, as ledgers are released whole."""
 
 
 def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem, ...]:
-    """The adjacent ledgers to merge next, or (). `spoiled`: ledgers that can't be rewritten."""
+    """The adjacent ledgers to merge next, if any. `spoiled`: ledgers that can't be rewritten."""
     below = row.settings.merge_below_bytes
     if not below or len(row.items) <= MERGED_MIN:
         return ()
@@ -49,7 +50,7 @@ def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem
     largest, takes_gaps = GROWTH, False
     while largest < GROWTH * below:
         for begin, end in _runs(row.items, small, largest):
-            # The last run is no gap: ledgers can still join it. It ends before the base.
+            # The last run, which ends before the base, is not a gap, as ledgers can still join it.
             is_gap = end < last and (takes_gaps or largest >= below)
             bytes_max = min(2 * below, MERGE_BYTES_MAX)
             for items in cut(row, row.items[begin:end], bytes_max):
@@ -68,7 +69,7 @@ def _grow(items: Sequence[LogItem]) -> bool:
 def _runs(
     items: Sequence[LogItem], small: Sequence[bool], largest: int
 ) -> Iterator[tuple[int, int]]:
-    """Begin and end of each maximal run of small ledgers of less than `largest` bytes."""
+    """The begin and end of each maximal run of small ledgers with less than `largest` bytes."""
     begin = 0
     for at, item in enumerate(items):
         if not small[at] or item.bytes >= largest:
@@ -80,7 +81,7 @@ def _runs(
 
 
 def adjacent(items: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
-    """Cut `items` wherever a ledger of the log is missing between two of them."""
+    """Split `items` into runs without missing ledgers in between."""
     begin = 0
     for at, (one, other) in enumerate(pairwise(items), 1):
         if (one.last_offset or 0) + 1 != other.first_offset:
@@ -90,11 +91,11 @@ def adjacent(items: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
 
 
 def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tuple[LogItem, ...]]:
-    """Cut adjacent ledgers to parts of at most `bytes_max`; one ledger may replace each part."""
+    """Split adjacent ledgers into parts of at most `bytes_max`, each of which one may replace."""
     settings = row.settings
     # A ledger that replaced too many others can't be compacted.
     replaced_max = REPLACED_MAX // _PART if settings.compacts else REPLACED_MAX
-    keeps_all = settings.cleanup_policy == "compact"  # the retention releases nothing
+    keeps_all = settings.cleanup_policy == "compact"  # then retention releases no ledger
     retention_s = 0 if keeps_all else settings.retention_seconds
     if settings.retention_bytes and not keeps_all:
         bytes_max = min(bytes_max, settings.retention_bytes // _PART)
@@ -116,8 +117,8 @@ def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tu
 
 
 def _would_keep_tombstones(row: LogMetadata, one: LogItem, other: LogItem) -> bool:
-    """Whether tombstones would stay much longer in a ledger that replaces both. That ledger is
-    dirty if one of them is, and otherwise clean since the later time (rule 27d).
+    """Whether tombstones would stay much longer in a ledger that replaces both ledgers. The new
+    ledger is dirty if one of them is, and otherwise clean since the later time (rule 27d).
     """
     if not row.settings.compacts:
         return False

@@ -2,8 +2,8 @@
 
 A machine takes one event and returns effects (`step(event, now) -> list[Effect]`), like the
 ledger's machines (`protocol/messages.py`). Each question is an `Ask` with a unique number, and is
-answered by `Answered` with that number. A client's request is opaque to a machine, which only
-returns it to the driver.
+answered by `Answered` with the same number. A machine only returns the key of a client's request to
+the driver, and never looks into the key.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ QuestionNumber = int | tuple[int, int]
 """The number of a question; for an owner or takeover within a route: (tenure, number)."""
 
 Finish = Callable[[LogMetadata], LogMetadata]
-"""A further change of metadata in the takeover's compare-and-swap (open, close)."""
+"""A further change of the metadata in a takeover's compare-and-swap, such as open or close."""
 
 
 # --- requests of clients --------------------------------------------------------------------------
@@ -36,10 +36,11 @@ Finish = Callable[[LogMetadata], LogMetadata]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A request to append to a log: its batch, `data`, becomes one entry (rule 25)."""
+    """A request to append to a log. Its batch `data` becomes one entry (rule 25)."""
 
     data: bytes
-    """A batch of `count` records and of the producer, without append time and place in a ledger."""
+    """The batch of `count` records and the producer, without append time and number of records
+    before it."""
     count: int
     producer: ProducerSeq | None = None
     expect: int | None = None
@@ -47,9 +48,9 @@ class Append:
     since: int = 0
     """The log's end before `producer` had sent a request (rule 26a); 0 if not given."""
     is_forwarded: bool = False
-    """Whether another gateway forwarded the request, taking this one for the owner."""
+    """Whether another gateway forwarded the request, because it considers this one the owner."""
     created_at: str | None = None
-    """The creation time of the log that is meant (rule 27b); None: any log of the name."""
+    """The creation time of the requested log (rule 27b); None: any log of the name."""
 
     @classmethod
     def of(
@@ -65,14 +66,14 @@ class Append:
         is_by_numbers: bool = False,
         created_at: str | None = None,
     ) -> "Append":
-        """Make a request of these records: at least one, unless the request ends the log."""
+        """Make a request from these records, which may be none only if the request ends the log."""
         data = batch.encode(records, producer, seq=seq, is_end=is_end, is_by_numbers=is_by_numbers)
         return cls(data, len(records), producer, expect, token, since, created_at=created_at)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsAppended:
-    """The answer to an append: where its durable records are."""
+    """The answer to an append, with the place of its durable records."""
 
     first_offset: int
     last_offset: int
@@ -80,12 +81,12 @@ class RecordsAppended:
     entry_id: int
     is_duplicate: bool = False
     highest_seq: int | None = None
-    """For a duplicate: the highest acknowledged number of its producer."""
+    """For a duplicate, the highest acknowledged number of its producer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish(Value):
-    """A commit: add these ledgers of a transaction to its log, in this order (rule 28)."""
+    """A commit, which adds these ledgers of a transaction to its log, in this order (rule 28)."""
 
     transaction: TransactionId
     ledgers: Annotated[tuple[Sealed, ...], Bounds(max_length=LOG_LEDGERS_MAX)]
@@ -99,7 +100,8 @@ class Consult:
     """A request to the gateway that owns the log, answered without the log's machines."""
 
     data: bytes
-    """The request's bytes. If an owner was lost it is sent again, and must count once (rule 32)."""
+    """The request's bytes. If an owner is lost, the request is sent again, and must count only once
+    (rule 32)."""
 
 
 class Here(Enum):
@@ -114,7 +116,7 @@ Sizes = Sequence[tuple[int, int, int]]
 """(ledger, records, bytes) of each ledger."""
 
 Again = tuple[tuple[RequestKey, Append], ...]
-"""Requests that certainly were not appended, in order."""
+"""Requests that were certainly not appended, in order."""
 
 
 class NotOwner(Enum):
@@ -138,8 +140,8 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class SwapLog:
-    """Compare-and-swap from `log.version`. Answered by the new LogMetadata, or RowChanged. If a
-    copy of the client's request `once` was carried out already, nothing is changed.
+    """Compare-and-swap from `log.version`. Answered by the new LogMetadata, or RowChanged. Changes
+    nothing if a copy of the client's request `once` was carried out already.
     """
 
     log: LogMetadata
@@ -156,7 +158,8 @@ class ReadTransaction:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """End a transaction, and publish these ledgers by a compare-and-swap of the log's metadata.
-    Answered by Committed or RowChanged. With `log` None: the transaction's first answer.
+    Answered by Committed or RowChanged. If `log` is None, only reads the transaction's first
+    answer.
     """
 
     transaction: str
@@ -180,7 +183,7 @@ class ReadLedger:
 
 @dataclass(frozen=True, slots=True)
 class RecoverLedger:
-    """Recover a ledger; a CLOSED one stays as it is. Answered by LedgerMetadata."""
+    """Recover a ledger, unless it is CLOSED already. Answered by LedgerMetadata."""
 
     ledger_id: int
 
@@ -194,7 +197,7 @@ class CloseLedger:
 
 @dataclass(frozen=True, slots=True)
 class MeasureLedger:
-    """Read the end of a CLOSED ledger of a log, by its last entry. Answered by LedgerEnd."""
+    """Read the end of a CLOSED ledger of a log from its last entry. Answered by LedgerEnd."""
 
     row: LedgerMetadata
 
@@ -210,8 +213,8 @@ class ReadBatches:
 
 @dataclass(frozen=True, slots=True)
 class WriteBatches:
-    """Append entries to this process's ledger, from the id `first` on, and wait until they are
-    acknowledged. Answered by None.
+    """Append entries to this process's ledger, from the id `first` on, and wait for their
+    acknowledgement. Answered by None.
     """
 
     ledger_id: int
@@ -221,8 +224,8 @@ class WriteBatches:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLedgers:
-    """Delete those of these ledgers that no log or fork names, once bookies keep the place of the
-    ledger that replaced them (rule 27c). Answered by None.
+    """Delete the ledgers among these that no log or fork names, once bookies have stored the place
+    of the ledger that replaced them (rule 27c). Answered by None.
     """
 
     ledger_ids: tuple[int, ...]
@@ -230,7 +233,7 @@ class ReleaseLedgers:
 
 @dataclass(frozen=True, slots=True)
 class DeleteLedger:
-    """Delete a ledger in a transaction that sees no log naming it (rule 22). Answered by None."""
+    """Delete a ledger in a transaction, unless a log names it (rule 22). Answered by None."""
 
     ledger_id: int
 
@@ -253,7 +256,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class IsAlive:
-    """Probe exactly this process (rule 11), twice, a jittered time apart. Answered by bool."""
+    """Probe exactly this process (rule 11) twice, with a jittered pause. Answered by bool."""
 
     writer: Writer
 
@@ -266,19 +269,19 @@ class DeleteLog:
 
 
 class Pause(Enum):
-    """The reason for a wait; the driver decides its duration."""
+    """The reason for a wait, from which the driver derives the duration."""
 
     YIELD = "yield"
-    """Until the metadata is read again, as another gateway has changed or will change it."""
+    """Wait until the metadata is read again, as another gateway has changed or will change it."""
     SETTLE = "settle"
-    """Until a ledger's recovery is requested again."""
+    """Wait until a ledger's recovery is requested again."""
     ROLL = "roll"
-    """Until an automatic roll is tried again."""
+    """Wait until an automatic roll is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait. Answered by None."""
+    """Wait for some time. Answered by None."""
 
     pause: Pause
 
@@ -340,8 +343,8 @@ class LedgerEnd:
 
 @dataclass(frozen=True, slots=True)
 class BatchesRead:
-    """Entries by id, in order; reading continues at `next`. `is_lost`: the entries below `next`
-    that are not listed are lost (rule 31).
+    """Entries by id, in order. Reading continues at `next`. `is_lost`: entries below `next` that
+    are not listed are lost (rule 31).
     """
 
     entries: tuple[tuple[int, bytes], ...]
@@ -351,8 +354,8 @@ class BatchesRead:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLost:
-    """The log's owner cannot be reached. `sent`: the request may have reached it, so its outcome is
-    unknown.
+    """The log's owner cannot be reached. `sent`: the request may have reached the owner, so the
+    outcome is unknown.
     """
 
     detail: str
@@ -372,15 +375,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Append entries to this process's ledger; the first one gets the id `first_entry`."""
+    """Append entries to this process's ledger. The first entry gets the id `first_entry`."""
 
     ledger_id: int
     first_entry: int
     payloads: tuple[bytes, ...]
     number: int = 0
-    """The number of refusals that the owner has handled; a refusal repeats this number."""
+    """The number of refusals that the owner has handled. A refusal repeats this number."""
     one_by_one: bool = False
-    """Whether to begin each entry by itself, as there may be room for some of them."""
+    """Whether to begin each entry by itself, because there may be room for some entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +406,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class PlaceKnown:
-    """A hint for readers: an acknowledged entry of a ledger begins after this many records."""
+    """A hint for readers that an acknowledged entry of a ledger begins after `records` records."""
 
     ledger_id: int
     records: int
@@ -421,24 +424,26 @@ class OwnerEnded:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """An ended owner has settled all requests; those in `again` were certainly not done."""
+    """An ended owner has settled all requests. Requests in `again` were certainly not done."""
 
     again: Again
     begun: frozenset[RequestKey] = frozenset()
-    """Requests of `again` that had an offset: no later log may get them (rule 27b)."""
+    """The requests in `again` that had an offset, which no later log may get (rule 27b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeoverDone:
-    """A takeover has ended: the metadata after it, None if another gateway won, or the error."""
+    """A takeover has ended. `log`: the metadata afterwards, None if another gateway won, or the
+    error.
+    """
 
     log: LogMetadata | QuorumLogError | None
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteDone:
-    """A rewrite has ended: the metadata after it, None if the log changed meanwhile, or the error.
-    `size`: the bytes that were written. `spoiled`: the ledger for which no rewrite can succeed.
+    """A rewrite has ended. `log`: the metadata afterwards, None if the log changed meanwhile, or
+    the error. `size`: the number of bytes written. `spoiled`: the ledger that can't be rewritten.
     """
 
     log: LogMetadata | QuorumLogError | None
@@ -448,7 +453,7 @@ class RewriteDone:
 
 @dataclass(frozen=True, slots=True)
 class LogGone:
-    """The log does not exist any longer: forget everything about it."""
+    """The log no longer exists, so the driver must forget all its state."""
 
 
 Effect = (
@@ -470,17 +475,17 @@ Effect = (
 
 @dataclass(frozen=True, slots=True)
 class BeginTakeover:
-    """Begin the takeover: its first event."""
+    """The first event of a takeover, which begins its work."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginRewrite:
-    """Begin the rewrite: its first event."""
+    """The first event of a rewrite, which begins its work."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendsAsked:
-    """Requests to append, in order of arrival. `are_again`: they have been accepted before."""
+    """Requests to append, in order of arrival. `are_again`: they were accepted before."""
 
     requests: Again
     are_again: bool = False
@@ -489,7 +494,7 @@ class AppendsAsked:
 @dataclass(frozen=True, slots=True)
 class LogRequest:
     """A client's request to a log's owner; without a `call`, a roll. Answered by RecordsAppended,
-    Transaction, None (a roll), HERE for a Consult, or another process's bytes for it.
+    Transaction, or None (a roll); a Consult is answered by HERE, or by another process's bytes.
     """
 
     request: RequestKey
@@ -497,7 +502,7 @@ class LogRequest:
     sizes: Sizes = ()
     """The sizes of a publication's ledgers."""
     is_forwarded: bool = False
-    """Whether another gateway forwarded the request, taking this one for the owner."""
+    """Whether another gateway forwarded the request, because it considers this one the owner."""
     created_at: str | None = None
     """The creation time of the log in which an owner here gave the append an offset."""
 
@@ -510,15 +515,16 @@ class ForceAsked:
     creates: bool
     finish: Finish
     created_at: str | None = None
-    """The creation time of the log to change: a later log of its name is not changed (rule 27b)."""
+    """The creation time of the log to change, so that no later log of its name is changed (rule
+    27b)."""
     once: Once | None = None
-    """The client's request that `finish` carries out; None if it may be carried out again."""
+    """The client's request that `finish` carries out; None if it may be carried out twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealAsked:
-    """Take the log over if the writer of one of its ledgers is gone. Answered by a bool:
-    whether the ledger is sealed.
+    """Take the log over if the writer of one of its ledgers is gone. Answered by a bool, which
+    tells whether the ledger is sealed.
     """
 
     request: RequestKey
@@ -533,13 +539,13 @@ class DeletionAsked:
     created_at: str | None = None
     """The creation time of the log to delete, if a later log of its name must stay."""
     term: str | None = None
-    """The keeper's term when the log expired: under another one the log stays (ADR 40)."""
+    """The keeper's term when the log expired. If the term has changed, the log stays (ADR 40)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The process is about to end: take no further log over, and hand over an owned one. Answer:
-    None.
+    """The process is about to end, so take no further log over, and hand over an owned one.
+    Answered by None.
     """
 
     request: RequestKey
@@ -547,7 +553,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """A request's client is gone: no owner may begin the request any longer (rule 27b)."""
+    """A request's client is gone, so no owner may begin the request any longer (rule 27b)."""
 
     request: RequestKey
 
@@ -559,12 +565,12 @@ class ReleaseAsked:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """End without a failure: the route decides which process owns the log now."""
+    """End without a failure, because the route now decides which process owns the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The process ends: no further question or answer is possible."""
+    """The process ends, so no further question or answer is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,7 +582,7 @@ class HeadLearned:
 
 @dataclass(frozen=True, slots=True)
 class RowTaken:
-    """Another process changed the metadata without ending this owner (by a truncation)."""
+    """Another process changed the metadata without ending this owner, such as by a truncation."""
 
     log: LogMetadata
 
@@ -596,7 +602,7 @@ class EntriesDurable:
 
 @dataclass(frozen=True, slots=True)
 class SubmitFailed:
-    """Entries were not acknowledged: the end of their ledger decides whether it has them."""
+    """Entries were not acknowledged. The ledger's end will show whether the ledger has them."""
 
     ledger_id: int
     error: QuorumLogError
@@ -604,8 +610,8 @@ class SubmitFailed:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRefused:
-    """The ledger refused `count` entries from this id on, which were begun together. Neither these
-    entries nor later ones of the `Submit` with this number were begun.
+    """The ledger refused `count` entries from this id on, which were submitted together. No entry
+    of the `Submit` with this number was begun from this id on.
     """
 
     ledger_id: int
@@ -621,7 +627,7 @@ class Answered:
 
     number: QuestionNumber
     value: Any
-    """A value of the type that the question names; QuorumLogError if it failed."""
+    """A value of the type that the question names; QuorumLogError if the question failed."""
 
 
 Event = (

@@ -1,14 +1,14 @@
 """The owner of one log: assigns offsets, pipelines appends, remembers producers, rolls, publishes.
 
-An owner lasts as long as its handle on the log's last ledger. Any failure ends it for good. The end
-of its ledger then settles its requests in flight (rule 24). The next owner is made from the
-metadata and a replay.
+An owner lasts as long as its handle on the log's last ledger. Any failure ends the owner for good.
+The end of its ledger then settles its requests in flight (rule 24). The next owner's state is
+rebuilt from the metadata and a replay.
 
     LIVE -> DRAINING -> LIVE      a roll, or a publication
     LIVE, DRAINING -> SETTLING -> SETTLED
 
 The owner's state is its tenancy (`tenancy.py`). Jobs read or change the metadata (`job.py`), one at
-a time, so no job meets another's changes.
+a time, so no job conflicts with another.
 
 Invariant (checked by `check`): a settled owner has no request in flight or waiting (rule 24).
 """
@@ -89,10 +89,10 @@ from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.metadata import LedgerMetadata
 
 IN_FLIGHT_MAX: Final = 10_000
-"""Requests of one log that may await their acknowledgement; more get 429. Chosen by judgement."""
+"""Maximum unacknowledged requests of one log; further ones get 429. Chosen by judgement."""
 
 _POINT_EVERY: Final = 16
-"""Every 16th batch becomes a hint for readers."""
+"""The owner emits a hint for readers with every 16th batch."""
 
 _BY_STATE: Final = (
     UnexpectedOffset,
@@ -105,8 +105,8 @@ _BY_STATE: Final = (
     InvalidRequest,
     KeyRequired,
 )
-"""Refusals of an append that depend on the known state of the log, and hold only while this process
-still owns the log.
+"""Errors of an append that depend on the known state of the log, and are valid only while this
+process still owns the log.
 """
 
 _OF_ENTRIES: Final = (Overloaded, InvalidRequest, TooLarge)
@@ -118,9 +118,9 @@ class OwnerPhase(Enum):
 
     LIVE = "live"
     DRAINING = "draining"
-    """The ledger is about to be closed: new requests wait for the next ledger."""
+    """The ledger is about to be closed, so new requests wait for the next ledger."""
     SETTLING = "settling"
-    """The owner has ended; the end of its ledger decides about requests in flight."""
+    """The owner has ended. The end of its ledger decides about requests in flight."""
     SETTLED = "settled"
 
 
@@ -135,33 +135,35 @@ class Owner:
         *,
         settle_s: float,
     ) -> None:
-        """`log` must name a last ledger of this process, empty and with its first offset.
-        `settle_s`: how long an ended owner retries to find the end of its ledger.
+        """Begin to own `log`, whose last ledger must be an empty one of this process with its first
+        offset. `settle_s`: the time for which an ended owner retries to find its ledger's end.
         """
         self.tenancy = Tenancy(log, producers, now)
         self.phase = OwnerPhase.LIVE
         self._waiting: deque[PendingAppend] = deque()
         self._doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]] = []
-        """Answers from this owner's memory, held until a check shows that it still owns the log."""
+        """Answers from this owner's memory, which wait for a check that it still owns the log."""
         self._job: Job | None = None
         self._jobs: deque[Job] = deque()
         self._is_roll_asked = False
         self._is_named = False
-        """Whether metadata from after the ledger's first entry names its place (rule 18f)."""
+        """Whether metadata that was read after the ledger's first entry was on disk names the
+        ledger's place (rule 18f).
+        """
         self._durable_to = NO_ENTRY
-        """The last entry that is on disk, acknowledged or not."""
+        """The last entry that is on disk, even if it is not acknowledged."""
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
         self._name_asked = 0
         self._refusals = 0
-        """Counts refusals. One of an earlier `Submit` is ignored: its entries were begun anew or
-        answered.
+        """The number of refusals. A refusal of an earlier `Submit` is ignored, because its entries
+        were begun again or answered.
         """
         self._settle_s, self._settle_until_s = settle_s, 0.0
         self._out: list[Effect] = []
 
     @property
     def log(self) -> LogMetadata:
-        """The log's metadata as this owner knows it."""
+        """The newest metadata of the log that this owner has received."""
         return self.tenancy.log
 
     @property
@@ -189,13 +191,13 @@ class Owner:
 
     @property
     def acknowledged_offset(self) -> int:
-        """The offset behind the last acknowledged record."""
+        """The offset after the last acknowledged record."""
         return self._pipe.first_offset + self._pipe.acknowledged
 
     # --- the machine -----------------------------------------------------------------------------
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         match event:
             case AppendsAsked(requests, are_again):
                 self._appends_asked(requests, now, are_again=are_again)
@@ -219,20 +221,20 @@ class Owner:
             case RowTaken(log):
                 self.tenancy.take(log)
             case Ticked():
-                # No producer expires here: append times decide about that (rule 26a).
+                # Producers don't expire here, because their age counts in append times (rule 26a).
                 self._roll_if_due(now)
             case Retired():
                 self._retire(now)
             case Stopped():
                 self._stop()
             case _:
-                raise AssertionError(f"{event} is not for an owner")
+                raise AssertionError(f"an owner can't process this event: {event}")
         self._go_on(now)
         out, self._out = self._out, []
         return out
 
     def _go_on(self, now: Now) -> None:
-        """Take the next steps that the state requires, after any event."""
+        """Perform the next steps that the state requires, after any event."""
         if self._doubted and not any(job.kind is JobKind.CHECK for job in self._jobs):
             self._jobs.append(Job(JobKind.CHECK))
         while self._job is None and self._jobs:
@@ -247,8 +249,8 @@ class Owner:
         """Assert the invariants."""
         self.tenancy.check(is_ended=self.is_ended)
         if self.phase is OwnerPhase.SETTLED:
-            assert not self._pipe.in_flight, "rule 24"
-            assert not self._waiting, "rule 24"
+            assert not self._pipe.in_flight, "a settled owner must have no requests (rule 24)"
+            assert not self._waiting, "a settled owner must have no requests (rule 24)"
 
     def _ask(self, question: Question) -> int:
         self._number += 1
@@ -272,7 +274,10 @@ class Owner:
     ) -> None:
         for request, call in requests:
             if not are_again and len(self._pipe.in_flight) + len(self._waiting) >= IN_FLIGHT_MAX:
-                full = Overloaded("too many appends to this log wait", log=self.log.name)
+                full = Overloaded(
+                    f"{IN_FLIGHT_MAX} appends to log {self.log.name} are waiting: retry later",
+                    log=self.log.name,
+                )
                 self._out.append(Resolve(request, full))
             else:
                 self._append(PendingAppend(request, call), now)
@@ -300,13 +305,13 @@ class Owner:
                 self._doubted.append((pending, self._repeated(pending, before)))
 
     def _must_wait(self) -> bool:
-        """Whether an append waits for the next ledger, or for the log's end (rule 25b)."""
+        """Whether an append must wait for the next ledger, or for the log's end (rule 25b)."""
         return self.phase is not OwnerPhase.LIVE or self._pipe.is_over
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
-        """Acknowledge entries that are on disk, in order. Before the first entries of a ledger,
-        read the metadata: a database that went back may have lost the ledger. A later loss can't be
-        accepted before a rebuild has read the ledger's place from its copies (rule 18f).
+        """Acknowledge entries that are on disk, in order. Before a ledger's first acknowledgement,
+        read the metadata, because a database that went back may have lost the ledger. A later loss
+        can't be accepted before a rebuild has read the ledger's place from copies (rule 18f).
         """
         if self.is_ended or event.ledger_id != self.ledger_id:
             return
@@ -318,7 +323,7 @@ class Owner:
             self._name_asked = self._ask(ReadLog(self.log.name))
 
     def _name_answered(self, value: Any, now: Now) -> None:
-        """Handle the metadata, read after the ledger's first entries were on disk."""
+        """Process metadata that was read after the ledger's first entries were on disk."""
         if self.is_ended:
             return
         if isinstance(value, LogMetadata) and self._names(value):
@@ -326,7 +331,7 @@ class Owner:
             self._acknowledge_durable(now)
         elif isinstance(value, LogMetadata):
             gone = NoSuchLedger(
-                "the log does not name the ledger any longer", ledger_id=self.ledger_id
+                f"the log no longer names ledger {self.ledger_id}", ledger_id=self.ledger_id
             )
             self._end(gone, now)
         elif not isinstance(value, QuorumLogError):
@@ -346,7 +351,7 @@ class Owner:
         while pipe.in_flight and pipe.in_flight[0].entry_id <= self._durable_to:
             self._acknowledge()
         if pipe.is_over and not pipe.in_flight:
-            # The log has its end: the next request closes it, and no ledger follows (rule 25b).
+            # The log has ended. The next request closes it, and no ledger follows (rule 25b).
             self._end(None, now)
             return
         pipe.producers.forget(now_ms=now.expiry_ms(pipe.appended_ms))
@@ -378,7 +383,7 @@ class Owner:
             self._out.append(Submit(self.ledger_id, first, payloads, self._refusals, one_by_one))
 
     def _refused(self, event: SubmitRefused, now: Now) -> None:
-        """Begin refused entries one by one, answer them, or leave them to others (rule 24a)."""
+        """Submit refused entries one by one, reject them, or leave them to others (rule 24a)."""
         if (event.ledger_id, event.number) != (self.ledger_id, self._refusals):
             return
         self._refusals += 1
@@ -397,7 +402,7 @@ class Owner:
         for pending in refused:
             self._resolve_all(pending, event.error)
         if self.phase is OwnerPhase.LIVE and not self._pipe.is_over:
-            # These waited for the log's end, which was refused.
+            # These requests waited for the log's end, which was refused.
             waiting, self._waiting = self._waiting, deque()
             for each in waiting:
                 self._append(each, now)
@@ -408,13 +413,13 @@ class Owner:
     # --- the end ---------------------------------------------------------------------------------
 
     def _end(self, error: QuorumLogError | None, now: Now) -> None:
-        """End with a failure, or with None because another gateway owns the log."""
+        """End because of `error`, or because another gateway owns the log (None)."""
         if not self.is_ended:
             self._out.append(OwnerEnded(error))
             self._retire(now)
 
     def _retire(self, now: Now) -> None:
-        """Begin no request from now on; the ledger's end settles those in flight (rule 24)."""
+        """Begin no further request, and let the ledger's end settle those in flight (rule 24)."""
         if self.is_ended:
             return
         self.phase = OwnerPhase.SETTLING
@@ -433,13 +438,13 @@ class Owner:
     def _take_back(
         self, doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]]
     ) -> None:
-        """Leave these requests to the next owner: this one can't know their answers."""
+        """Leave these requests to the next owner, because this one can't know their answers."""
         self._waiting.extendleft(pending for pending, _ in reversed(doubted))
         doubted.clear()
 
     def _settle_answered(self, value: Any, now: Now) -> None:
         if isinstance(value, LedgerMetadata):
-            assert value.last_entry is not None, "a recovered ledger is CLOSED"
+            assert value.last_entry is not None, "a recovered ledger must be CLOSED"
             self._durable_to = value.last_entry
             in_flight = self._pipe.in_flight
             if self._is_named or not in_flight or value.last_entry < in_flight[0].entry_id:
@@ -450,7 +455,7 @@ class Owner:
             self._settle()
         elif isinstance(value, NoSuchLedger | LogMetadata):
             # The ledger was deleted under another owner, or the database went back.
-            lost = WriterLost("the request's ledger is gone", log=self.log.name)
+            lost = WriterLost(f"ledger {self.ledger_id} of the request is gone", log=self.log.name)
             self._lose(lost)
         elif not isinstance(value, QuorumLogError):
             self._settle_asked = self._ask(RecoverLedger(self.ledger_id))
@@ -460,7 +465,7 @@ class Owner:
             self._lose(value)
 
     def _settle(self) -> None:
-        """Settle requests in flight: done up to the ledger's end, and certainly not done beyond."""
+        """Settle requests in flight, which were done if their entry is not beyond the end."""
         again: list[PendingAppend] = []
         for pending in self._pipe.in_flight:
             if pending.entry_id <= self._durable_to:
@@ -488,7 +493,7 @@ class Owner:
         self._out.append(Settled(again, begun))
 
     def _stop(self) -> None:
-        """The process ends: requests under way have an unknown outcome."""
+        """End with the process. Requests in progress get an unknown outcome."""
         if self.phase is OwnerPhase.SETTLED:
             return
         self.phase = OwnerPhase.SETTLING
@@ -526,10 +531,10 @@ class Owner:
 
     def _job_answered(self, value: Any, now: Now) -> None:
         job = self._job
-        assert job is not None, "each question of a job is answered once"
+        assert job is not None, "a job's question must be answered only once"
         job.note(value)
         if job.kind is JobKind.RELEASE:
-            self._end_job(None)  # a ledger that can't be closed is recovered by the next owner
+            self._end_job(None)  # if the ledger can't be closed, the next owner recovers it
             self._retire(now)
         elif self.is_ended:
             self._fail(job, value if isinstance(value, QuorumLogError) else None)
@@ -537,7 +542,7 @@ class Owner:
             self._proceed(job.answered(value, self.tenancy, now), now)
 
     def _proceed(self, following: JobNext, now: Now) -> None:
-        """Carry out a job's next step."""
+        """Perform a job's next step."""
         job = self._job
         assert job is not None
         match following:
@@ -560,7 +565,7 @@ class Owner:
                 self._job_asked = self._ask(following)
 
     def _next_ledger(self, now: Now) -> None:
-        """Switch to the ledger that the metadata now names last; waiting requests go first."""
+        """Switch to the ledger that the metadata now names last, and begin waiting requests."""
         pipe = self._pipe
         self._out.append(PlaceKnown(self.ledger_id, pipe.records, pipe.next_entry))
         self.tenancy.next_ledger(now)
@@ -583,7 +588,7 @@ class Owner:
             self._is_roll_asked = False
 
     def _fail(self, job: Job, error: QuorumLogError | None) -> None:
-        """End a job that failed; if the owner has ended, most errors say nothing about the log."""
+        """End a failed job. If the owner has ended, most errors tell nothing about the log."""
         if self._job is not job:
             return  # the job ended with the owner
         self._job, self._job_asked = None, 0
@@ -600,7 +605,9 @@ class Owner:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 
     def _discard(self, job: Job) -> None:
-        """Delete the ledger of a job, unless the log names it. The sweep deletes the rest."""
+        """Delete the ledger that a job created, unless the log names it. If that fails, the sweep
+        repeats the deletion.
+        """
         if job.new is not None:
             self._ask(DeleteLedger(job.new))
 
@@ -613,5 +620,6 @@ class Owner:
 def not_the_owner(name: str) -> NotTheOwner:
     """The error for a request that was not carried out, as this gateway doesn't own the log."""
     return NotTheOwner(
-        "this gateway does not own the log now and did nothing: send the request again", log=name
+        f"this gateway does not own log {name}, and has not carried out the request: retry",
+        log=name,
     )

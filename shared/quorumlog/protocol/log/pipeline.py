@@ -1,7 +1,7 @@
 """The appends to one ledger of a log: assigns entry ids and offsets, and acknowledges in order.
 
 Invariants (checked by `check`):
-  - entry n holds the records from `records_before`, so offsets are dense (rule 25);
+  - each entry's records begin at the number of records before it, so offsets are dense (rule 25);
   - `in_flight` is in the order of entry ids, and acknowledged from its head only.
 """
 
@@ -67,17 +67,18 @@ class Pipeline:
         packs: bool = False,
         seq: str | None = None,
     ) -> None:
-        """`item`: the ledger's empty item, with its first offset. `appended_ms`: the last earlier
-        append time. `seq`: the last stream sequence. `packs`: whether to compress batches' columns.
+        """Begin with an empty ledger. `item`: the ledger's item, with its first offset.
+        `appended_ms`: the last earlier append time. `seq`: the last stream sequence. `packs`:
+        whether to compress the columns of batches.
         """
-        assert item.first_offset is not None, "rule 23"
+        assert item.first_offset is not None, "the ledger must have a first offset (rule 23)"
         self.ledger_id = item.ledger_id
         self.first_offset = item.first_offset
         self.producers = producers
         self.appended_ms = appended_ms
         self.seq = seq
         self.is_over = False
-        """Whether the batch that ends the log was begun: no batch may follow it (rule 25b)."""
+        """Whether the batch that ends the log was begun, so that no batch may follow (rule 25b)."""
         self.since_s = now.monotonic_s
         self.in_flight: deque[PendingAppend] = deque()
         self.next_entry = 0
@@ -92,28 +93,31 @@ class Pipeline:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next request gets, if all requests in flight are acknowledged."""
+        """The offset of the next request, if all requests in flight are acknowledged."""
         return self.first_offset + self.records
 
     def check(self) -> None:
         """Assert the invariants."""
         ids = [pending.entry_id for pending in self.in_flight]
         first = ids[0] if ids else 0
-        assert ids == list(range(first, first + len(ids))), "rule 25: ids follow on each other"
+        assert ids == list(range(first, first + len(ids))), "entry ids must have no gap (rule 25)"
         assert self.acknowledged <= self.records
 
     def begin(self, pending: PendingAppend, now: Now, *, needs_keys: bool = False) -> Answer | None:
-        """Assign an entry and offsets to an append, or return the answer that its first copy got.
-        `needs_keys`: reject a new request with a record without a key.
+        """Assign an entry and offsets to an append, or return the answer to its first copy.
+        `needs_keys`: reject a new request if any of its records has no key.
 
-        Raises: the reason why the request can't be appended; then nothing is changed.
+        Raises: QuorumLogError if the request can't be appended, without changing the state.
         """
         call = pending.call
         marked = batch.decode_head(call.data) if batch.is_marked(call.data) else None
         self._check_since(call.since)
         pending.appended_ms = now.stamp_ms(self.appended_ms)
         if len(call.data) > batch.BATCH_BYTES_MAX:
-            raise TooLarge(f"a record batch may have at most {batch.BATCH_BYTES_MAX} bytes")
+            raise TooLarge(
+                f"a record batch may have at most {batch.BATCH_BYTES_MAX} bytes (got"
+                f" {len(call.data)}): send fewer records"
+            )
         data = batch.placed(
             call.data,
             append_time_ms=pending.appended_ms,
@@ -133,12 +137,13 @@ class Pipeline:
                 first.repeats.append(pending)
                 return None
         if needs_keys and marked is not None and marked.has_ttls:
-            raise InvalidRequest("the log is compacted, so its records have no ttl_s")
+            raise InvalidRequest("the log is compacted: send records without ttl_s")
         if needs_keys and not batch.has_keys(call.data):
             raise KeyRequired("the log is compacted: send a key with each record")
         if call.expect is not None and call.expect != self.next_offset:
             raise UnexpectedOffset(
-                f"the next record gets the offset {self.next_offset}", next_offset=self.next_offset
+                f"the log's next offset is {self.next_offset}, not the expected {call.expect}",
+                next_offset=self.next_offset,
             )
         pending.seq_before = self.seq
         if marked is not None:
@@ -161,23 +166,25 @@ class Pipeline:
         return None
 
     def _check_since(self, since: int) -> None:
-        """Raise InvalidRequest if Producer-Since is above the log's end: rule 26a needs each record
-        at or above its request's since (`producers.py`).
+        """Raise InvalidRequest if Producer-Since is above the log's end, because no record may be
+        below its request's Producer-Since (rule 26a, `producers.py`).
         """
         if since > self.next_offset:
-            detail = f"the log's next record gets the offset {self.next_offset}"
+            detail = f"must be at most the log's next offset {self.next_offset}"
             raise InvalidRequest(
-                f"Producer-Since is {since}, but {detail}",
+                f"Producer-Since {detail} (got {since})",
                 errors=[{"pointer": "/header/Producer-Since", "detail": detail}],
             )
 
     def _check_seq(self, seq: str | None) -> None:
         """Raise StreamSeqRegression unless `seq` is above the last one, byte by byte (rule 25a)."""
         if seq is not None and self.seq is not None and seq.encode() <= self.seq.encode():
-            raise StreamSeqRegression(f"Stream-Seq must be above {self.seq!r}, the last one")
+            raise StreamSeqRegression(
+                f"Stream-Seq must be above the last one, {self.seq!r} (got {seq!r})"
+            )
 
     def to_submit(self) -> tuple[bytes, ...]:
-        """The entries that were begun since the last call: the newest ones."""
+        """The newest entries, which were begun since the last call."""
         count, self._submitted = self.next_entry - self._submitted, self.next_entry
         if count <= 0:
             return ()
@@ -189,7 +196,7 @@ class Pipeline:
         self._submitted = first_entry
 
     def acknowledge(self) -> tuple[PendingAppend, Answer]:
-        """Acknowledge the durable entry at the head. Returns also the answer to retries."""
+        """Acknowledge the durable entry at the head. Also returns the answer to its retries."""
         pending = self.in_flight.popleft()
         self.acknowledged += pending.call.count
         done, producer = pending.answer(self.ledger_id), pending.call.producer
@@ -213,7 +220,7 @@ class Pipeline:
         return list(taken)
 
     def undo(self, refused: list[PendingAppend]) -> None:
-        """Treat appends that were cut as never begun: the next request gets their offsets."""
+        """Treat appends that were cut as never begun, so that their offsets are assigned again."""
         self.again_from(self.next_entry - len(refused))
         for pending in reversed(refused):
             self.next_entry -= 1

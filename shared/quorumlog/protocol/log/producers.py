@@ -1,33 +1,33 @@
-"""The producer table of one log at its owner: recognizes retries (rules 26 and 26a).
+"""The producer table of one log at its owner, which recognizes retries (rules 26 and 26a).
 
-The table holds acknowledged requests and requests in flight. Each takeover rebuilds it from the
-metadata's table and a replay of the ledger. So it handles no failures: an owner that fails is
+The table has acknowledged requests and requests in flight. Each takeover rebuilds the table from
+the metadata's table and a replay of the ledger. So the table handles no failures: a failed owner is
 dropped with its table.
 
-Unknown is not new (rule 26a). The table is bounded, so a producer that it lacks may have been
-forgotten, and its retries must not be appended. `forgotten_end` is the offset behind the last
-record of all forgotten producers. `Producer-Since` of a request is the log's end before its
-producer's first request. An unknown producer is new only if `since >= forgotten_end`, and a request
-with a `since` above the log's end is rejected:
+An unknown producer need not be new (rule 26a). The table is bounded, so a producer that it lacks
+may have been forgotten, and retries of such a producer must not be appended. `forgotten_end` is the
+offset after the last record of all forgotten producers. `Producer-Since` of a request is the log's
+end before its producer's first request. An unknown producer is new only if
+`since >= forgotten_end`, and a request with a `since` above the log's end is rejected:
 
-    p reads next_offset 8, its since; p/0 is appended at 8, with nothing in between;
+    p reads next_offset 8, its since, and its request p/0 is appended at 8;
     others append 9 to 20, and p is forgotten: forgotten_end is 9, the end and not the last offset;
-    p/0 is retried: 8 < 9, expired. (With the last offset, 8, the test would need `>`.)
-    q has read next_offset 9: 9 >= 9, q is new: it read 9 after p's last record was there.
-    r has read 8 like p, and sends only now: it is rejected, since it can't be told from p.
+    p/0 is retried, and expired, as 8 < 9 (with the last offset, 8, the test would need `>`);
+    q has read next_offset 9, so p's last record was there: q is new, as 9 >= 9;
+    r has read 8 like p, and sends only now: r is rejected, because r could be p.
 
-In general: an appended request with `since` s has an offset o >= s (checked when offsets are
-assigned). Forgetting its producer leaves forgotten_end >= o + 1 > s, so a retry with the same s is
-always rejected. This holds for any s, however it was read: too low an s is rejected at worst; too
-high an s is rejected until the log has reached it, and then o >= s again. Offsets in flight when an
-owner died may be assigned again: a request that was not appended left no record, and one that is
-appended again is checked again. Without the header s is 0, so no producer is new once one was
-forgotten.
+In general, an appended request with `since` s has an offset o >= s (checked when offsets are
+assigned). After its producer is forgotten, forgotten_end >= o + 1 > s, so a retry with the same s
+is always rejected. The inequality holds for any s that a client sends. A request with too low an s
+is rejected at worst. A request with too high an s is rejected until the log has reached s, and then
+o >= s again. Offsets in flight when an owner died may be assigned again: a request that was not
+appended left no record, and a request that is appended again is checked again. Without the header,
+s is 0, so no producer is new once any producer was forgotten.
 
 Invariants:
-  - `next_seq` of a producer counts begun requests; its answers are of acknowledged ones;
-  - at most PRODUCERS_MAX producers; the one silent longest is forgotten first, but none with a
-    request in flight;
+  - `next_seq` of a producer counts begun requests; its answers are to acknowledged requests;
+  - the table has at most PRODUCERS_MAX producers; the producer that was silent longest is forgotten
+    first, but no producer with a request in flight;
   - a producer with an acknowledged request is in the table, or all its records are below
     `forgotten_end`, which never decreases.
 """
@@ -43,7 +43,7 @@ from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.log.row import ANSWERS_MAX, PRODUCERS_MAX, Answer, Producer, bounded
 
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
-"""How long a producer is kept after its last append, by append times (Kafka's default)."""
+"""Time after which a silent producer is forgotten, by append times (Kafka's default)."""
 
 P = TypeVar("P")
 
@@ -61,7 +61,7 @@ class ProducerTable(Generic[P]):
     """The producers of a log. `P`: the owner's type of a request in flight."""
 
     def __init__(self, producers: Iterable[Producer] = (), *, forgotten_end: int = 0) -> None:
-        """`producers` (silent longest first) and `forgotten_end` are from LogMetadata."""
+        """Begin with `producers` (longest silent first) and `forgotten_end` from LogMetadata."""
         self.forgotten_end = forgotten_end
         self._states: OrderedDict[str, _State[P]] = OrderedDict()
         for producer in producers:
@@ -76,23 +76,23 @@ class ProducerTable(Generic[P]):
     def find(
         self, request: ProducerSeq, content: str | None, *, since: int = 0
     ) -> Answer | P | None:
-        """Returns the first answer to this request, the first copy in flight, or None if the
-        request is its producer's next and may begin. `since` must not be above the log's end.
+        """Return the first answer to this request, or its first copy in flight. Returns None if the
+        request is its producer's next one and may begin. `since` must not be above the log's end.
         Without `content`, the producer's numbers alone identify a retry.
 
         Raises: StaleProducer, SequenceGap, ExpiredProducer; InvalidRequest if the first request
-        with this seq had another content.
+        with this seq had different content.
         """
         state = self._states.get(request.id)
         if state is None and since < self.forgotten_end:
             raise ExpiredProducer(
-                f"producer {request.id} is unknown, and the log has forgotten producers up"
-                f" to offset {self.forgotten_end}: only one whose Producer-Since (the log's"
-                " next_offset, read before the producer's first request) is not below that counts as new"
+                f"producer {request.id} is unknown, and may be one that the log has forgotten. A new"
+                " producer must send Producer-Since (the log's next_offset, read before its first"
+                f" request) of at least {self.forgotten_end}"
             )
         if state is not None and request.epoch < state.epoch:
             raise StaleProducer(
-                f"producer {request.id} is in the later epoch {state.epoch}",
+                f"producer {request.id} is in epoch {state.epoch}, later than {request.epoch}",
                 producer_epoch=state.epoch,
             )
         if state is None or request.epoch > state.epoch:
@@ -109,7 +109,7 @@ class ProducerTable(Generic[P]):
         """Note a request in flight, after `find` returned None. Returns a value for `undo`."""
         before = self._states.get(request.id)
         state = self._state(request)
-        assert request.seq == state.next_seq, "begin() only follows find()"
+        assert request.seq == state.next_seq, "find() must have returned None"
         state.in_flight[request.seq] = (content, pending)
         state.next_seq += 1
         return None if before is state else before
@@ -126,13 +126,13 @@ class ProducerTable(Generic[P]):
 
     def done(self, request: ProducerSeq, answer: Answer, *, now_ms: int) -> None:
         """Note that a request, appended at the log's time `now_ms`, is acknowledged. A replayed
-        request, which was never begun, is accepted as it is.
+        request, which was never begun, is accepted without checks.
         """
         state = self._states.get(request.id)
         if state is not None and (request.epoch, request.seq) < (state.epoch, state.next_seq):
             if not state.in_flight:
-                # A replay in log order: the owner had forgotten this producer, and accepted a new
-                # one of the same name.
+                # A replay in log order shows that the owner had forgotten this producer, and
+                # accepted a new producer of the same name.
                 del self._states[request.id]
             elif request.epoch < state.epoch:
                 return
@@ -146,7 +146,7 @@ class ProducerTable(Generic[P]):
         self._states.move_to_end(request.id)
 
     def forget(self, *, now_ms: int) -> None:
-        """Forget producers that were silent for too long, and those beyond the limit."""
+        """Forget producers that were silent for too long, and producers beyond the limit."""
         while self._states:
             name, oldest = next(iter(self._states.items()))
             is_old = oldest.seen_ms < now_ms - EXPIRY_MS
@@ -160,12 +160,12 @@ class ProducerTable(Generic[P]):
         return max(state.answers, default=None) if state is not None else None
 
     def lost(self, end: int) -> None:
-        """Note that requests below an offset are lost (rule 31), and their producers unknown."""
+        """Note that requests below an offset are lost, so their producers are unknown (rule 31)."""
         self.forgotten_end = max(self.forgotten_end, end)
 
     def snapshot(self) -> tuple[Producer, ...]:
-        """The acknowledged requests, in the form for metadata; none may be in flight. Producers
-        beyond the limit are forgotten: read `forgotten_end` afterwards.
+        """The acknowledged requests, in the form for metadata. No request may be in flight. Forgets
+        producers beyond the limit, so `forgotten_end` must be read afterwards.
         """
         while len(self._states) > PRODUCERS_MAX:
             self._drop(next(iter(self._states)))
@@ -192,10 +192,10 @@ class ProducerTable(Generic[P]):
 
 
 def _gap(request: ProducerSeq, expected: int, epoch: int | None) -> SequenceGap:
-    """The error for a gap. `epoch`: the present one, if the request would begin another."""
+    """The error for a gap. `epoch`: the present epoch if the request would begin another one."""
     return SequenceGap(
-        f"producer {request.id} sent {request.seq}, but {expected} is the next of epoch"
-        f" {request.epoch}",
+        f"Producer-Seq {request.seq} of producer {request.id} leaves a gap: send {expected} first"
+        f" (epoch {request.epoch})",
         producer_expected_seq=expected,
         producer_epoch=epoch,
     )
@@ -206,8 +206,8 @@ def _repeated(state: _State[P], request: ProducerSeq, content: str | None) -> An
     pending = state.in_flight.get(request.seq)
     if answer is None and pending is None:
         raise ExpiredProducer(
-            f"request {request.seq} of producer {request.id} was appended; its answer is no longer"
-            " kept"
+            f"request {request.seq} of producer {request.id} was appended before, but its answer is"
+            " no longer stored: read the log to find the records"
         )
     if answer is not None:
         first, found = answer.content, answer
@@ -218,6 +218,7 @@ def _repeated(state: _State[P], request: ProducerSeq, content: str | None) -> An
         if content in (None, pending[0]):
             return pending[1]
     raise InvalidRequest(
-        f"request {request.seq} of producer {request.id} had another content",
+        f"request {request.seq} of producer {request.id} was sent before with other records: send a"
+        " retry unchanged, or use the next number",
         errors=[{"pointer": header.PRODUCER_SEQ, "detail": "was used for other records"}],
     )

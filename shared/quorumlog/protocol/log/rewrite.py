@@ -1,13 +1,14 @@
-"""A rewrite copies the records of adjacent sealed ledgers of a log, at the same offsets, to a new
-ledger, which replaces the old ledgers in the log's metadata (rule 27c). A compaction leaves out
-records (rule 27d). It writes no ledger if a first scan finds no record to leave out.
+"""Rewrites adjacent sealed ledgers of a log as one new ledger, which replaces them (rule 27c).
+
+The new ledger has the records of the old ones, at the same offsets. A compaction leaves out some
+records (rule 27d), and writes no ledger if a first scan finds no record to leave out.
 
     IDLE -> CHECKING (-> SCANNING) -> CREATING -> READING <-> WRITING -> CLOSING -> SWAPPING
          -> RELEASING -> DONE
 
 Until the swap, no log names the new ledger, so the sweep of orphans deletes it if the process ends
-(rule 22). After the swap, the sweep deletes the old ledgers. A rewrite may run in any process: a
-compare-and-swap makes the change, and the log's owner learns of it as it does of a truncation.
+(rule 22). After the swap, the sweep deletes the old ledgers. A rewrite may run in any process. It
+changes the metadata by a compare-and-swap, which the log's owner notices like a truncation.
 """
 
 from collections.abc import Sequence
@@ -44,20 +45,20 @@ from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.metadata import LedgerMetadata, State
 
 CONFLICTS_MAX: Final = 20
-"""The most attempts of one rewrite to change the log's metadata, after conflicting changes."""
+"""Maximum attempts of one rewrite to change the log's metadata, if changes conflict."""
 
 
 SECONDS_MAX: Final = 240.0
-"""The longest time from the new ledger's creation to its last read. Soon after, the sweep would
-delete the new ledger as an orphan (`ORPHAN_AGE_S`)."""
+"""Maximum time from the new ledger's creation to the last read of an old ledger. Soon after, the
+sweep would delete the new ledger as an orphan (`ORPHAN_AGE_S`)."""
 
 GAP_MAX: Final = 1 << 31
-"""The most offsets that one batch covers, with those of removed records: 32 bits count them."""
+"""Maximum offsets that one batch covers, including removed records, as 32 bits count them."""
 
 
 def unfit(ledger: LedgerMetadata) -> str | None:
-    """Why a ledger's records can't be copied to another ledger, or None if they can. A ledger that
-    may lack entries must stay, so that readers learn of a loss.
+    """The reason why a ledger's records can't be copied to another ledger; None if they can. A
+    ledger that may lack entries must stay, so that readers learn of a loss.
     """
     if ledger.state is not State.CLOSED or ledger.last_entry is None:
         return "the ledger is not CLOSED"
@@ -70,7 +71,7 @@ class RewriteStage(Enum):
 
     IDLE = "idle"
     CHECKING = "checking"
-    """Reads each old ledger's metadata: only CLOSED ledgers that lack no entries are rewritten."""
+    """Reads each old ledger's metadata, as only CLOSED ledgers without losses are rewritten."""
     SCANNING = "scanning"
     """A compaction reads the old ledgers until it finds a record to remove."""
     CREATING = "creating"
@@ -89,10 +90,10 @@ class Rewrite:
     """The state machine that rewrites some ledgers of a log. Its last effect is RewriteDone."""
 
     def __init__(self, log: LogMetadata, items: Sequence[LogItem], compaction: Compaction) -> None:
-        """`log`: the metadata as last read. `items`: adjacent sealed ledgers that it names.
-        `compaction` decides which records stay.
+        """Prepare a rewrite. `log`: the metadata as last read. `items`: adjacent sealed ledgers of
+        the log. `compaction`: decides which records stay.
         """
-        assert log.names_sealed(items), "rule 27c"
+        assert log.names_sealed(items), "the log must name these sealed ledgers (rule 27c)"
         self.stage = RewriteStage.IDLE
         self._log = log
         self._items = tuple(items)
@@ -115,11 +116,11 @@ class Rewrite:
         self._size = 0
         self._has_producers = False
         """Whether the new ledger has a producer's batch so far. Each entry stores this flag, so
-        that a takeover that replays the new ledger learns it from the last entry."""
+        that a takeover reads it from the last entry before it replays the new ledger."""
         self._gap = 0
-        """How many offsets before the next batch no batch of the new ledger covers so far."""
+        """The number of offsets before the next batch that the new ledger doesn't cover yet."""
         self._last: batch.BatchHead | None = None
-        """The last batch that lost all its records: its head as the new ledger would store it."""
+        """The head of the last batch that lost all its records, in its form for the new ledger."""
         self._result: LogMetadata | QuorumLogError | None = None
         self._spoiled: int | None = None
         """The old ledger that can never be rewritten, if any."""
@@ -183,16 +184,16 @@ class Rewrite:
             case RewriteStage.SWAPPING:
                 self._swapped(value)
             case _:
-                raise AssertionError(f"nothing was asked in {self.stage}")
+                raise AssertionError(f"a rewrite must not get an answer in stage {self.stage}")
 
     def _spoil(self, ledger_id: int, detail: str) -> None:
-        """Give up, and report that the ledger can never be rewritten."""
+        """Fail, and report that a ledger can never be rewritten."""
         self._spoiled = ledger_id
         self._give_up(EntryUnavailable(detail, ledger_id=ledger_id, log=self._log.name))
 
     def _give_up(self, result: QuorumLogError | None) -> None:
-        """End without success, and have the new ledger deleted. The deletion keeps a ledger that
-        the log names, because the swap may have succeeded.
+        """End without success, and have the new ledger deleted. If the swap succeeded after all,
+        the log names the new ledger, and the deletion keeps it.
         """
         self._result = result
         if self._new is None:
@@ -233,22 +234,26 @@ class Rewrite:
         """Read the next batches of the old ledgers. After the last batch, finish."""
         while self._entry > self._last_entries[self._index]:
             if self._offset != (self._item.last_offset or 0) + 1:
-                self._spoil(self._item.ledger_id, f"the records end at {self._offset}")
+                detail = (
+                    f"the ledger's records end at offset {self._offset - 1}, but the log's metadata"
+                    f" has {self._item.last_offset}"
+                )
+                self._spoil(self._item.ledger_id, detail)
                 return
             if self._index + 1 == len(self._items):
                 self._finish()
                 return
             self._index, self._entry = self._index + 1, 0
         if self._new is not None and self._now.monotonic_s > self._created_s + SECONDS_MAX:
-            self._spoil(self._item.ledger_id, f"a rewrite takes more than {SECONDS_MAX} s")
+            self._spoil(self._item.ledger_id, f"the rewrite took more than {SECONDS_MAX} s")
             return
         stage = RewriteStage.SCANNING if self._new is None else RewriteStage.READING
         last = self._last_entries[self._index]
         self._ask(stage, ReadBatches(self._item.ledger_id, self._entry, last))
 
     def _finish(self) -> None:
-        """Cover the last offsets, then close the new ledger. If there is no new ledger, no record
-        was removed, and the old ledgers become clean unchanged.
+        """Cover the last offsets, then close the new ledger. Without a new ledger, no record was
+        removed, so the old ledgers only become clean.
         """
         if self._new is None:
             self._swap(self._log)
@@ -261,7 +266,7 @@ class Rewrite:
         item, payloads = self._item, list[bytes]()
         try:
             if read.is_lost:
-                raise batch.BadBatch("entries are lost")
+                raise batch.BadBatch(f"entries of ledger {item.ledger_id} are lost")
             for entry_id, data in read.entries:
                 head = batch.decode_head(data)
                 first = self._next(item, entry_id, head)
@@ -272,7 +277,8 @@ class Rewrite:
                     self._create()
                     return
             if self._entry != read.next:
-                raise batch.BadBatch(f"entry {self._entry} is missing")
+                detail = f"entry {self._entry} of ledger {item.ledger_id} is missing"
+                raise batch.BadBatch(detail)
         except batch.BadBatch as error:
             self._spoil(item.ledger_id, str(error))
             return
@@ -289,11 +295,14 @@ class Rewrite:
 
     def _next(self, item: LogItem, entry_id: int, head: batch.BatchHead) -> int:
         """Note that a batch was read. Returns its first offset. Raises: BadBatch if the batch does
-        not continue the log.
+        not follow the last one.
         """
         first = (item.first_offset or 0) + head.records_before
         if entry_id != self._entry or first != self._offset or head.is_end:
-            raise batch.BadBatch(f"entry {entry_id} at offset {first} does not continue the log")
+            raise batch.BadBatch(
+                f"entry {entry_id} at offset {first} must be entry {self._entry} at offset"
+                f" {self._offset}, without an end mark"
+            )
         self._entry += 1
         self._offset += head.count
         return first
@@ -306,7 +315,7 @@ class Rewrite:
         data: bytes,
         kept: tuple[batch.Columns, Sequence[int]] | None,
     ) -> list[bytes]:
-        """The new ledger's entries for a batch. `kept`: the records that stay (None: all)."""
+        """The new ledger's entries for a batch. `kept`: the records that stay; None: all."""
         after_producer = self._has_producers or head.after_producer
         self._has_producers |= head.producer is not None or head.after_producer
         before = first - (self._items[0].first_offset or 0)
@@ -321,7 +330,7 @@ class Rewrite:
                     after_producer=after_producer,
                 ),
             ]
-        # A takeover that learns producers from the new ledger must see that some are missing.
+        # A takeover that replays the new ledger must notice that producers are missing.
         head = replace(
             head,
             records_before=before,
@@ -340,7 +349,7 @@ class Rewrite:
     def _kept(
         self, item: LogItem, first: int, head: batch.BatchHead, data: bytes
     ) -> tuple[batch.Columns, Sequence[int]] | None:
-        """The decoded batch and the numbers of the records that stay; None if all stay unchanged.
+        """The decoded batch and the numbers of the records that stay; None if all records stay.
 
         Raises: BadBatch.
         """
@@ -356,7 +365,7 @@ class Rewrite:
         return None if numbers is None else (columns, numbers)
 
     def _bridged(self) -> list[bytes]:
-        """A batch without records that covers the offsets of `_gap`; nothing if `_gap` is 0."""
+        """A batch without records that covers the offsets of `_gap`; no batch if `_gap` is 0."""
         if self._last is None or not self._gap:
             return []
         gap, self._gap = self._gap, 0
@@ -366,14 +375,17 @@ class Rewrite:
 
     def _closed(self, closed: LedgerMetadata) -> None:
         if closed.last_entry != self._written - 1 or closed.last_entry == NO_ENTRY:
-            detail = f"the ledger {closed.ledger_id} ends at {closed.last_entry}"
+            detail = (
+                f"ledger {closed.ledger_id} was closed at entry {closed.last_entry}, but the rewrite"
+                f" wrote up to {self._written - 1}"
+            )
             self._give_up(WriterLost(detail, log=self._log.name))
             return
         self._size = closed.length or 0
         self._swap(self._log)
 
     def _swap(self, log: LogMetadata) -> None:
-        """Replace the old ledgers in the log's metadata, if the log still names them unchanged and
+        """Replace the old ledgers in the log's metadata if the log still names them unchanged and
         the compaction may still remove records. Without a new ledger, only mark them as clean.
         """
         self._tries += 1

@@ -1,13 +1,13 @@
-"""Routes one gateway's requests to one log: to the owner here, to another gateway, or to a queue.
+"""Routes one gateway's requests to one log, either to the owner here or to another gateway.
 
     UNKNOWN -> REMOTE                       metadata names another process that lives
     UNKNOWN, REMOTE -> TAKING -> OWNING     no owner lives: a takeover (rule 22)
     OWNING -> SETTLING -> UNKNOWN           the owner failed, or gave the log up (rule 24)
 
 A gateway owns a log while it writes the last ledger in the log's metadata. Compare-and-swap decides
-which gateway does; probing an owner only avoids needless takeovers. A handover may change the owner
-(`handover.py`); there is one at a time, and requests that find no owner wait for its end. Owner and
-takeover are machines of their own, which this one steps.
+which gateway owns the log, and probing an owner only avoids needless takeovers. A handover may
+change the owner (`handover.py`). Only one handover runs at a time, and requests that find no owner
+wait for its end. Owner and takeover are separate machines, which the route steps.
 
 Invariants (checked by `check`):
   - a live owner and another process are never both known (rule 22);
@@ -80,7 +80,7 @@ from quorumlog.protocol.metadata import Writer
 
 
 class RoutePhase(Enum):
-    """A gateway's knowledge about a log's owner."""
+    """The state of a gateway's knowledge about a log's owner."""
 
     UNKNOWN = "unknown"
     REMOTE = "remote"
@@ -92,7 +92,9 @@ class LogRoute:
     """Routes requests to one log, in one gateway."""
 
     def __init__(self, name: str, me: str, *, settle_s: float) -> None:
-        """`me`: this process's name in metadata; `settle_s`: see Owner."""
+        """Begin without a known owner. `me`: this process's name in metadata. `settle_s`: as for
+        Owner.
+        """
         self.name = name
         self._me = me
         self._settle_s = settle_s
@@ -105,43 +107,41 @@ class LogRoute:
         self.remote: Writer | None = None
         """Another process that writes the log's last ledger."""
         self._remote_created_at = ""
-        """The creation time of the log that `remote` owns, as far as this process knows."""
+        """The creation time of the log that `remote` owns, as last read."""
         self._is_draining = False
         self._handover: Handover | None = None
         self._handovers: deque[Handover] = deque()
         self._again: deque[LogRequest] = deque()
-        """Appends that an ended owner certainly did not carry out: they go first, in order."""
+        """Appends that an ended owner certainly did not carry out. They go first, in order."""
         self._resent: LogRequest | None = None
-        """The append of `_again` that is being forwarded: one at a time, to keep their order."""
+        """The append from `_again` that is being forwarded, one at a time to keep the order."""
         self._waiting: list[LogRequest] = []
         """Requests that wait for an owner, and arrived before the search read the metadata."""
         self._late: list[LogRequest] = []
-        """Requests that wait for an owner, and arrived later than the search's read of the
-        metadata.
-        """
+        """Requests that wait for an owner, and arrived after the search read the metadata."""
         self._jobs: dict[RequestKey, LogRequest] = {}
         """Rolls and publications that the owner here carries out."""
         self._asked: dict[int, LogRequest | None] = {}
-        """The route's own pending questions; those of a handover have no request."""
+        """The route's own pending questions, by number; None for questions of a handover."""
         self._free: list[int] = []
         """Unused question numbers below the highest one in use."""
         self._is_gone = False
         """Whether a request found that the log does not exist."""
         self._forwarded_to: dict[int, Writer] = {}
         self._abandoned: dict[RequestKey, None] = {}
-        """Unresolved requests whose clients are gone: none of them is begun again."""
+        """Unresolved requests whose clients are gone, and which must not be begun again."""
         self._out: list[Effect] = []
 
     @property
     def phase(self) -> RoutePhase:
-        """This gateway's knowledge about the owner."""
+        """The state of this gateway's knowledge about the owner."""
         if self.owner is not None:
             return RoutePhase.SETTLING if self.owner.is_ended else RoutePhase.OWNING
         return RoutePhase.UNKNOWN if self.remote is None else RoutePhase.REMOTE
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request and no answer is awaited."""
+        """Whether no request is unanswered, and no answer is awaited."""
         parts = (self._handover, self._asked, self._jobs, self._former, self._again)
         return not any((*parts, self._waiting, self._late)) and (
             self.phase is not RoutePhase.SETTLING
@@ -149,16 +149,16 @@ class LogRoute:
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self.owner is None or self.remote is None, "rule 22"
+        assert self.owner is None or self.remote is None, "only one owner may be known (rule 22)"
         if (self._waiting or self._late or self._again) and self.phase is not RoutePhase.SETTLING:
-            assert self._handover or self._resent, "requests wait, and no search is running"
+            assert self._handover or self._resent, "requests must not wait without a search"
         if self.owner is not None:
             self.owner.check()
 
     # --- the machine -----------------------------------------------------------------------------
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         match event:
             case AppendsAsked():
                 self._appends_asked(event, now)
@@ -257,7 +257,7 @@ class LogRoute:
             self._go(LogRequest(request, call, (), call.is_forwarded), now)
 
     def _go(self, asked: LogRequest, now: Now) -> None:
-        """Give a request to the owner, here or elsewhere, or let it wait for an owner."""
+        """Send a request to the owner, here or elsewhere, or let the request wait for an owner."""
         phase = self.phase
         if not self._is_awaited(asked.request):
             return
@@ -286,7 +286,7 @@ class LogRoute:
         self._step_part(asked, now)
 
     def _job_done(self, asked: LogRequest, answer: Any, now: Now) -> None:
-        """Answer a finished roll or publication, or give it to the next owner."""
+        """Answer a finished roll or publication, or send it to the next owner."""
         if answer is not NOT_OWNER:
             self._resolve(asked.request, answer)
         elif asked.is_forwarded:
@@ -312,20 +312,20 @@ class LogRoute:
             self._free.clear()
         owner = self._forwarded_to.pop(number, None)
         if asked is None:
-            assert self._handover is not None, "a handover ends after its last question"
+            assert self._handover is not None, "a handover must not end before its answers"
             is_owned = self.phase is RoutePhase.OWNING
             self._proceed(self._handover.answered(value, is_owned=is_owned), now)
         elif owner is None:
-            self._go_again(asked, now)  # the request waited, because the owner had lost the log
+            self._go_again(asked, now)  # the request waited because its owner had lost the log
         else:
             self._forwarded(asked, owner, value, now)
 
     def _forwarded(self, asked: LogRequest, owner: Writer, value: Any, now: Now) -> None:
-        """Handle the answer of the owner elsewhere, or that it can't be reached."""
+        """Process the answer of an owner in another process, or the failure to reach the owner."""
         if isinstance(value, OwnerLost):
             self._forget(owner)
             if value.sent and not _is_repeatable(asked.call):
-                lost = f"the log's owner was lost before it answered: {value.detail}"
+                lost = f"the log's owner {owner.id} did not answer: {value.detail}"
                 error = WriterLost(lost, log=self.name, outcome=UNKNOWN)
                 self._finish(asked, Resolve(asked.request, error), now)
             else:
@@ -336,7 +336,7 @@ class LogRoute:
         elif isinstance(value, LogReplaced) and asked.created_at is not None:
             self._finish(asked, Resolve(asked.request, not_the_owner(self.name)), now)
         elif isinstance(value, LogReplaced) and _is_by_name(asked.call):
-            self._forget(owner)  # this process knew an older log of the name
+            self._forget(owner)  # the known owner was that of an older log of the name
             self._ask(Wait(Pause.YIELD), asked)
         elif isinstance(value, QuorumLogError):
             self._finish(asked, Resolve(asked.request, value), now)
@@ -354,7 +354,7 @@ class LogRoute:
             self._go_on(now)
 
     def _go_again(self, asked: LogRequest, now: Now, suspect: Writer | None = None) -> None:
-        """Send a forwarded request again: it was certainly not done, or may be repeated."""
+        """Send a forwarded request again, which was certainly not done or may be repeated."""
         if suspect is not None and self.phase is RoutePhase.UNKNOWN:
             self._search(suspect)
         if asked is self._resent:
@@ -366,7 +366,7 @@ class LogRoute:
 
     def _refuse_for(self, row: LogMetadata) -> None:
         """Hand back appends that an owner here accepted for a deleted log, if `row` is of a later
-        one. A sender that still waits retries; the others were answered long ago (rule 27b).
+        log. A sender that still waits retries. Other senders were answered long ago (rule 27b).
         """
         again, self._again = self._again, deque()
         for asked in again:
@@ -376,7 +376,7 @@ class LogRoute:
                 self._resolve(asked.request, not_the_owner(self.name))
 
     def _go_on(self, now: Now) -> None:
-        """Give waiting requests to the owner if it is known now, or search for it."""
+        """Send waiting requests to the owner if it is known, or search for the owner."""
         phase = self.phase
         if self._abandoned:
             self._again = deque(one for one in self._again if self._is_awaited(one.request))
@@ -395,13 +395,13 @@ class LogRoute:
             self._search()
 
     def _is_awaited(self, request: RequestKey) -> bool:
-        """Whether a client still waits for the request. Also forgets that it was abandoned."""
+        """Whether a client still waits for the request. Also removes the abandoned request."""
         return self._abandoned.pop(request, self) is self
 
     # --- handovers -------------------------------------------------------------------------------
 
     def _search(self, suspect: Writer | None = None) -> None:
-        """Search for the owner, unless a search is running: all waiting requests share one."""
+        """Search for the owner, unless a search for all waiting requests is running."""
         for one in (*([self._handover] if self._handover else ()), *self._handovers):
             if one.aim is Aim.SEARCH:
                 return
@@ -419,7 +419,7 @@ class LogRoute:
             self._proceed(handover.begin(), now)
 
     def _proceed(self, following: HandoverNext, now: Now) -> None:
-        """Carry out a handover's next step."""
+        """Perform a handover's next step."""
         handover = self._handover
         assert handover is not None
         match following:
@@ -428,7 +428,7 @@ class LogRoute:
             case HandoverDone(answer):
                 self._end(answer, now)
             case OwnerFound(writer):
-                assert handover.row is not None, "the metadata names the owner"
+                assert handover.row is not None, "the metadata must have been read"
                 self._refuse_for(handover.row)
                 self.remote, self._remote_created_at = writer, handover.row.created_at
                 self._end(None, now)
@@ -449,7 +449,7 @@ class LogRoute:
                 self._ask(following)
 
     def _settled(self, again: Again, begun: Collection[RequestKey], now: Now) -> None:
-        """The owner here has ended, with all requests in flight answered except `again`."""
+        """Forget the ended owner here, and keep `again`, the requests that it did not answer."""
         if self.owner is not None and self.owner.is_busy:
             self._former[self._tenure] = self.owner
         mine = None if self.owner is None else self.owner.log.created_at
@@ -464,7 +464,7 @@ class LogRoute:
             self._search()
 
     def _retired(self, now: Now) -> None:
-        """This process no longer owns the log, as the handover requested."""
+        """Continue the handover, which waited until this process no longer owns the log."""
         handover = self._handover
         assert handover is not None
         if handover.aim is Aim.DELETE:
@@ -482,7 +482,7 @@ class LogRoute:
         self._step_part(BeginTakeover(), now)
 
     def _taken(self, result: LogMetadata | QuorumLogError | None, now: Now) -> None:
-        """Handle the end of a takeover."""
+        """Process the end of a takeover."""
         taken, self._takeover = self._takeover, None
         handover = self._handover
         assert taken is not None
@@ -503,8 +503,8 @@ class LogRoute:
         self._go_on(now)
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
-        """End a failed handover. A failed search fails the waiting requests. If metadata is the
-        cause, it fails only requests that came before the read (rule 27b).
+        """End a failed handover. A failed search fails the waiting requests. If the metadata caused
+        the error, only requests that arrived before its read fail (rule 27b).
         """
         handover = self._handover
         assert handover is not None
@@ -524,7 +524,7 @@ class LogRoute:
         self._go_on(now)
 
     def _stop(self, now: Now) -> None:
-        """The process ends: requests under way have an unknown outcome."""
+        """End with the process. Requests in progress get an unknown outcome."""
         self._is_draining = True
         self._takeover = None
         handovers = [*([self._handover] if self._handover else ()), *self._handovers]
@@ -551,7 +551,7 @@ class LogRoute:
 
 
 def _is_by_name(call: Append | Publish | Consult | None) -> bool:
-    """Whether an append is for any log of the name."""
+    """Whether a request is an append to any log of the name."""
     return isinstance(call, Append) and call.created_at is None
 
 

@@ -1,16 +1,16 @@
-"""A log's metadata, an ordered list of ledgers, and the only ways in which it may change.
+"""A log's metadata, which is an ordered list of ledgers, and all changes of it.
 
-Values are immutable, and a transform keeps the version that it was made from, as with ledgers.
+Values are immutable. A transform keeps the version from which it was made, as with ledgers.
 
 Invariants (checked by `check`):
-  - I33: offsets of the items grow; known borders meet (`last_offset` + 1 is the next
+  - I33: offsets of the items grow, and known borders meet (`last_offset` + 1 is the next
     `first_offset`);
   - an item's end is known before the next item's `first_offset`; an item without `first_offset` was
     added ahead by a roll, and gets no entry before it has one (rule 23);
   - `first_offset`, `archived_through`, `forgotten_end` and `writer_token` of the log never
     decrease;
-  - ledgers that a fork shares with its source are sealed, come before its own ones, and end where
-    the fork begins (rule 27a).
+  - ledgers that a fork shares with its source are sealed, precede the fork's own ledgers, and end
+    where the fork begins (rule 27a).
 Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
@@ -40,17 +40,17 @@ from quorumlog.protocol.values import (
 )
 
 PRODUCERS_MAX = 1000
-"""Producers that a log remembers; the one silent longest is forgotten first (rule 26)."""
+"""Maximum producers that a log remembers. The longest silent one is forgotten first (rule 26)."""
 
 ANSWERS_MAX = 64
-"""Answers kept for each producer, so that a retry gets the first answer: more than a client has in
-flight."""
+"""Maximum answers kept for each producer, so that a retry gets the first answer. Clients have fewer
+requests in flight."""
 
 LOG_LEDGERS_MAX = 10_000
-"""Maximum ledgers of a log: retention or `truncate` must drop some before more are added."""
+"""Maximum ledgers of a log. Then retention or `truncate` must drop some before more are added."""
 
 ROW_ANSWERS_MAX = 4096
-"""Answers in a log's producer table in total, about 400 KiB of JSON. Each producer keeps at least
+"""Maximum answers in a log's producer table, about 400 KiB of JSON. Each producer keeps at least
 its last answer, which has its sequence number."""
 
 
@@ -59,15 +59,15 @@ NO_KEYS: Final = -1
 
 
 class LogState(StrEnum):
-    """A log's state. CLOSED is final: no append follows."""
+    """A log's state. CLOSED is final, so no append follows."""
 
     OPEN = "OPEN"
     CLOSED = "CLOSED"
 
 
 class Answer(NamedTuple):
-    """The answer to a producer's request, and the digest of its records. A tuple, which is a plain
-    list in JSON: there may be thousands.
+    """The answer to a producer's request, and the digest of its records. In JSON it is a compact
+    list, because there may be thousands.
     """
 
     seq: Number
@@ -81,7 +81,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A producer in a log's metadata. `answers`: its latest, ascending by seq."""
+    """A producer in a log's metadata. `answers`: its latest answers, ascending by seq."""
 
     id: Text
     epoch: Number
@@ -96,30 +96,29 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """One ledger of a log. `producers`: the producer table at its start (rule 26); only the item
-    from which a takeover replays has it.
+    """One ledger of a log. `producers`: the producer table at the ledger's start, stored only in
+    the item from which a takeover replays (rule 26).
     """
 
     ledger_id: LedgerId
     first_offset: Number | None
     last_offset: IdOrNone | None = None
-    """None while the ledger may grow; first_offset - 1 for an empty closed one."""
+    """The last record's offset; None while the ledger may grow; first_offset - 1 if it is empty."""
     producers: Annotated[tuple[Producer, ...], Bounds(max_length=PRODUCERS_MAX)] = ()
     bytes: Number = 0
     sealed_ms: Number = 0
-    """When the ledger was closed, where retention by age begins; 0 while open."""
+    """The time of the ledger's close, from which its age counts for retention; 0 while open."""
     published_ms: Number = 0
-    """Time of its publication, the append time of all its records; 0: its batches have the times.
-    """
+    """The time of the ledger's publication, which is the append time of all its records; 0 if no
+    transaction published it, and its batches have the times."""
     replaced: Number = 0
-    """How many ledgers this one has replaced, also by way of others (rule 27c); 0: it is no
-    rewrite."""
+    """The number of ledgers that this one has replaced, directly or indirectly (rule 27c)."""
     index: IdOrNone | None = None
     """The ledger with the index of this ledger's keys, NO_KEYS (-1) if it has none, or None if it
     has no index (rule 27e)."""
     compacted_ms: Number = 0
-    """When the last ledger that became a part of this one was compacted; 0: it may have records of
-    a key whose newer record an earlier pass has not seen (rule 27d)."""
+    """The time since which the ledger is clean (rule 27d); 0 if it is dirty, so it may have records
+    of a key whose newer record no pass has seen."""
 
     @property
     def is_empty(self) -> bool:
@@ -161,18 +160,18 @@ class LogSettings:
     """`delete`: the retention releases old ledgers. `compact`: the newest record of each key stays
     (rule 27d)."""
     min_compaction_lag_s: Number = 0
-    """How long after its seal a ledger is not compacted."""
+    """Seconds after a ledger's seal during which it is not compacted."""
     delete_retention_s: Number = DAY_S
-    """How long compaction keeps tombstones."""
+    """Seconds for which compaction keeps tombstones."""
     max_dirty_percent: Annotated[int, Bounds(ge=0, le=100)] = 50
-    """The share of bytes that no compaction has seen from which on a log is compacted."""
+    """The percentage of dirty bytes from which on a log is compacted."""
     batch_compression: Annotated[str, Bounds(pattern="^(none|zstd)$")] = "none"
-    """How the columns of record batches are stored: `none` or `zstd` (`packed.py`)."""
+    """The compression of the columns of record batches: `none` or `zstd` (`packed.py`)."""
     custom: Pairs = ()
 
     @property
     def compacts(self) -> bool:
-        """Whether the log is compacted, and so accepts no record without a key (rule 27d)."""
+        """Whether the log is compacted, and therefore rejects records without a key (rule 27d)."""
         return self.cleanup_policy != "delete"
 
     @property
@@ -204,7 +203,7 @@ class Expiry:
 
     idle_s: Number
     keeper: Writer
-    """The process that remembers the last use: only it may decide that the log has expired."""
+    """The process that remembers the last use, and decides alone whether the log has expired."""
     term: Text
     """A token that is unique to this appointment of a keeper."""
 
@@ -214,7 +213,7 @@ class LogMetadata(Value):
     """One log's metadata."""
 
     STORE_FIELDS: ClassVar = frozenset(("name", "version", "attempt", "created_at", "read_ms"))
-    """Fields that the store sets, whatever a change contains."""
+    """Fields that the store sets itself. Their values in a requested change are ignored."""
 
     name: LogName
     settings: LogSettings
@@ -225,56 +224,60 @@ class LogMetadata(Value):
     next_offset: Number | None = None
     """The next record's offset while no ledger is open (no items yet, or closed)."""
     writer_token: Number = 0
-    """0: any client may append. Otherwise only appends with this token are accepted (`open`)."""
+    """The token that appends must have, set by `open`; 0 if any client may append."""
     opened_by: Annotated[Text, Bounds(max_length=1024)] | None = None
     forgotten_end: Number = 0
-    """The log's forgotten end (rule 26a): all records of forgotten producers are below this offset.
-    0 if none was forgotten."""
+    """The offset below which all records of forgotten producers are (rule 26a); 0 if no producer
+    was forgotten."""
     appended_ms: Number = 0
-    """The latest append time in the log without its last ledger: append times never go back
+    """The latest append time in the log without its last ledger, because append times never go back
     (rule 26b)."""
     stream_seq: Annotated[Text, Bounds(max_length=STREAM_SEQ_BYTES_MAX)] | None = None
     """The last stream sequence before the last ledger (rule 25a); None if no request had one."""
     created_at: Text = ""
     attempt: AttemptOrNone = ""
-    """The token of the change that made this version: versions of two histories may be equal
-    (rule 18a). Empty if the store keeps no tokens."""
+    """The token of the change that made this version, because versions of two histories may have
+    equal numbers (rule 18a). Empty if the store keeps no tokens."""
     archived_through: Number | None = None
-    """The offset below which all records are archived elsewhere; None if none are."""
+    """The offset below which all records are archived elsewhere; None if no record is."""
     deletion_protection: bool = False
-    """Whether requests must not delete, truncate or overwrite the log; retention continues."""
+    """Whether requests to delete, truncate or overwrite the log fail; retention continues."""
     expiry: Expiry | None = None
-    """When the log expires without use; None: never."""
+    """The expiry of the log after a time without use; None: never."""
     forked_at: Number | None = None
-    """A fork's first own offset; None if the log is no fork. Items that begin below are shared:
-    their ledgers were created for other logs, where the last one may have later records."""
+    """A fork's first own offset; None if the log is not a fork. Items that begin below are shared,
+    so their ledgers were created for other logs. There, the last one may have later records."""
     read_ms: Number = field(default=0, compare=False)
-    """The store's clock when it returned this, in ms since 1970; 0 if not read from the store."""
+    """The store's time at which it returned this metadata, in ms since 1970; 0 if not from the
+    store."""
 
     def check(self) -> None:
         """Assert the invariants of this metadata."""
         for before, item in zip(self.items, self.items[1:], strict=False):
             if item.first_offset is not None:
                 assert before.last_offset is not None, (
-                    "I33: a ledger's end is known before the next one's start"
+                    "an item before one with a first_offset must have a last_offset (I33)"
                 )
-                assert before.last_offset + 1 == item.first_offset, "I33: borders meet"
-        assert all(item.first_offset is not None for item in self.items[:-1]), "rule 23"
+                assert before.last_offset + 1 == item.first_offset, "items must have no gaps (I33)"
+        is_placed = all(item.first_offset is not None for item in self.items[:-1])
+        assert is_placed, "all items except the last must have a first_offset (rule 23)"
         ids = [item.ledger_id for item in self.items]
         ids += [item.index for item in self.items if item.index not in {None, NO_KEYS}]
-        assert len(set(ids)) == len(ids), "a ledger is named once"
-        assert all(item.index is None for item in self.unsealed), "rule 27e: indexes are final"
+        assert len(set(ids)) == len(ids), "items must not name a ledger twice"
+        is_final = all(item.index is None for item in self.unsealed)
+        assert is_final, "only sealed ledgers may have an index (rule 27e)"
         for item in self.shared:
-            assert item.last_offset is not None, "rule 27a: shared ledgers are sealed"
+            assert item.last_offset is not None, "shared ledgers must be sealed (rule 27a)"
             assert item.last_offset < (self.forked_at or 0), (
-                "rule 27a: shared ledgers end where the fork begins"
+                "shared ledgers must end below forked_at (rule 27a)"
             )
 
     def check_created(self, created_at: str | None) -> None:
-        """Raise LogReplaced unless `created_at` is None or this log's (rule 27b)."""
+        """Raise LogReplaced unless `created_at` is None or this log's creation time (rule 27b)."""
         if created_at not in (None, self.created_at):
             raise LogReplaced(
-                f"the log {self.name} of {created_at} was deleted, and created again at {self.created_at}",
+                f"the log {self.name} of {created_at} was deleted, and another log of this name was"
+                f" created at {self.created_at}",
                 log=self.name,
                 created_at=self.created_at,
             )
@@ -289,7 +292,7 @@ class LogMetadata(Value):
 
     @property
     def shared(self) -> tuple[LogItem, ...]:
-        """The items whose ledgers were created for other logs: the first ones."""
+        """The items whose ledgers were created for other logs, which come first."""
         return tuple(item for item in self.items if self.is_shared(item))
 
     @property
@@ -304,7 +307,7 @@ class LogMetadata(Value):
 
     @property
     def end_offset(self) -> int | None:
-        """The next record's offset, or None while an open ledger decides it."""
+        """The next record's offset; None while an open ledger determines it."""
         last = self.last_item
         if last is None:
             return self.first_offset if self.next_offset is None else self.next_offset
@@ -312,8 +315,8 @@ class LogMetadata(Value):
 
     @property
     def base(self) -> LogItem | None:
-        """The item from which a takeover rebuilds producers: the last own one with a known start. A
-        fork ignores producers and end marks of shared ledgers (rule 27a).
+        """The item from which a takeover rebuilds producers: the last own item with a known start.
+        A fork ignores producers and end marks of shared ledgers (rule 27a).
         """
         known = (item for item in reversed(self.items) if item.first_offset is not None)
         return next((item for item in known if not self.is_shared(item)), None)
@@ -325,7 +328,7 @@ class LogMetadata(Value):
 
     @property
     def known_end(self) -> int:
-        """An upper bound of known offsets: no record that the metadata counts is at or above."""
+        """The offset after all records that the metadata counts."""
         ends = [self.first_offset, self.next_offset or 0]
         for item in self.items:
             ends.append(item.first_offset or 0)
@@ -333,7 +336,7 @@ class LogMetadata(Value):
         return max(ends)
 
     def item_at(self, offset: int) -> LogItem | None:
-        """The item to which an offset belongs, or None if unknown."""
+        """The item to which an offset belongs; None if no item is known to contain the offset."""
         for item in reversed(self.items):
             if item.first_offset is not None and item.first_offset <= offset:
                 is_in = item.last_offset is None or offset <= item.last_offset
@@ -341,7 +344,7 @@ class LogMetadata(Value):
         return None
 
     def item_of(self, ledger_id: int) -> LogItem | None:
-        """The item of a ledger, or None if the log does not name it."""
+        """The item of a ledger; None if the log does not name the ledger."""
         return next((item for item in self.items if item.ledger_id == ledger_id), None)
 
     def lineages(
@@ -349,8 +352,8 @@ class LogMetadata(Value):
         ledger_ids: Collection[int],
         replaced: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType({}),
     ) -> dict[int, Lineage]:
-        """The lineages for ledgers that get their places with this version (rule 18f). `replaced`:
-        by ledger, the ledgers that it replaces (rule 27c).
+        """The lineages of ledgers that get their places with this version (rule 18f). `replaced`:
+        the ledgers that each ledger replaces, by its id (rule 27c).
         """
         found: dict[int, Lineage] = {}
         before: deque[tuple[int, int]] = deque(maxlen=PREDECESSORS_KEPT)
@@ -375,7 +378,8 @@ class LogMetadata(Value):
     def with_ledger(self, ledger_id: int) -> "LogMetadata":
         """The log with a new last ledger, whose start is unknown until the previous one ends."""
         assert self.state is LogState.OPEN
-        assert all(item.first_offset is not None for item in self.items), "rule 23"
+        is_placed = all(item.first_offset is not None for item in self.items)
+        assert is_placed, "no other ledger may be added ahead (rule 23)"
         return replace(self, items=(*self.items, LogItem(ledger_id, None)))
 
     def with_ends(
@@ -388,9 +392,9 @@ class LogMetadata(Value):
         appended_ms: int = 0,
         stream_seq: str | None = None,
     ) -> "LogMetadata":
-        """The log with the ends of CLOSED ledgers: `ends` has the records and bytes of each. The
+        """The log with the ends of CLOSED ledgers. `ends`: records and bytes of each ledger. The
         last item's start and producer table follow from the ends. `forgotten_end` belongs to the
-        table of `producers`; neither `forgotten_end` nor `appended_ms` decreases.
+        table of `producers`. Neither `forgotten_end` nor `appended_ms` decreases.
         """
         items: list[LogItem] = []
         at = self.first_offset if self.next_offset is None else self.next_offset
@@ -435,16 +439,16 @@ class LogMetadata(Value):
         published_ms: int,
         is_new_start: bool = False,
     ) -> "LogMetadata":
-        """The log with ledgers that tasks wrote and closed: (ledger, records, bytes) each; those
-        without records are left out. All earlier ends must be known (rule 28).
+        """The log with ledgers that tasks wrote and closed. `sealed`: (ledger, records, bytes) of
+        each. Ledgers without records are left out. All earlier ends must be known (rule 28).
 
-        `published_ms`: the append time of their records, since the times in their batches may be
-        earlier than those of records in the log. `is_new_start`: earlier records are dropped, and
-        offsets continue.
+        `published_ms`: the append time of their records, because the times in their batches may be
+        earlier than times in the log. `is_new_start`: earlier records are dropped, and offsets
+        continue.
         """
         at = self.end_offset
         assert self.state is LogState.OPEN
-        assert at is not None, "rule 28: all earlier ledgers are CLOSED"
+        assert at is not None, "all earlier ledgers must be CLOSED (rule 28)"
         start, added = at, []
         for ledger_id, records, size in sealed:
             if records:
@@ -461,7 +465,7 @@ class LogMetadata(Value):
         )
 
     def is_sealed_below(self, offset: int) -> bool:
-        """Whether a fork may begin at an offset: all earlier records are in sealed ledgers."""
+        """Whether a fork may begin at an offset, as all earlier records are in sealed ledgers."""
         end = self.end_offset
         if end is not None:
             return offset <= end
@@ -469,11 +473,11 @@ class LogMetadata(Value):
         return last is not None and last.first_offset is not None and offset <= last.first_offset
 
     def forked(self, wanted: "LogMetadata", at: int) -> "LogMetadata":
-        """A fork, made from the empty log `wanted`: it begins with this log's records below `at`,
-        but has none of its producers, and no stream sequence (rule 27a).
+        """A fork of this log, made from the empty log `wanted`. It begins with this log's records
+        below `at`, but has neither producers nor a stream sequence (rule 27a).
         """
-        assert self.first_offset <= at, "a fork can't have dropped records"
-        assert self.is_sealed_below(at), "shared ledgers are sealed"
+        assert self.first_offset <= at, "a fork must not begin at a dropped record"
+        assert self.is_sealed_below(at), "shared ledgers must be sealed"
         items = tuple(
             replace(item, last_offset=min(item.last_offset, at - 1), producers=())
             for item in self.items
@@ -492,7 +496,7 @@ class LogMetadata(Value):
         )
 
     def truncated(self, before: int) -> "LogMetadata":
-        """The log without the closed ledgers that end below `before`; the last item stays."""
+        """The log without closed ledgers that end below `before`. The last item stays."""
         kept = tuple(
             item
             for index, item in enumerate(self.items)
@@ -506,9 +510,9 @@ class LogMetadata(Value):
         )
 
     def names_sealed(self, items: Sequence[LogItem]) -> bool:
-        """Whether the log still names these items, unchanged and adjacent, and may replace them by
-        a rewrite (rule 27c): they are sealed, its own, and before the item from which a takeover
-        replays. Their indexes may have changed.
+        """Whether the log still names these items, unchanged and adjacent, and a rewrite may
+        replace them (rule 27c). They must be sealed, the log's own, and before the item from which
+        a takeover replays. Their indexes may have changed.
         """
         at = self._place_of(items)
         now = self.items[at : at + len(items)]
@@ -519,12 +523,12 @@ class LogMetadata(Value):
         )
 
     def _place_of(self, items: Sequence[LogItem]) -> int:
-        """Where the first of these items is in the log."""
+        """The index of the first of these items in the log's items."""
         ids = (n for n, item in enumerate(self.items) if item.ledger_id == items[0].ledger_id)
         return next(ids, len(self.items)) if items else len(self.items)
 
     def may_rewrite(self, items: Sequence[LogItem]) -> bool:
-        """Whether none of these adjacent items is open, shared, or what a takeover replays."""
+        """Whether none of these adjacent items is open, shared, or replayed by a takeover."""
         base = -1 if self.base is None else self.base.ledger_id
         return all(
             item.last_offset is not None and not self.is_shared(item) and item.ledger_id != base
@@ -539,9 +543,9 @@ class LogMetadata(Value):
         compacted_ms: int = 0,
     ) -> "LogMetadata":
         """The log in which one ledger of `size` bytes replaces the ledgers of adjacent sealed
-        items, at the same offsets (rule 27c). `compacted_ms`: of the new ledger.
+        items, at the same offsets (rule 27c). `compacted_ms`: the value for the new item.
         """
-        assert self.names_sealed(items), "rule 27c"
+        assert self.names_sealed(items), "only adjacent sealed ledgers may be replaced (rule 27c)"
         new = LogItem(
             ledger_id,
             items[0].first_offset,
@@ -555,7 +559,9 @@ class LogMetadata(Value):
         return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
 
     def cleaned(self, items: Sequence[LogItem], compacted_ms: int) -> "LogMetadata":
-        """The log in which these items are clean since a time, unless they were before (rule 27d)."""
+        """The log in which these items are clean since `compacted_ms`, or since an earlier time
+        (rule 27d).
+        """
         ids = {item.ledger_id for item in items if not item.compacted_ms}
         return replace(
             self,
@@ -568,8 +574,8 @@ class LogMetadata(Value):
     def indexed(
         self, ledger_id: int, index: int | None, *, before: int | None = None
     ) -> "LogMetadata | None":
-        """The log in which `index` is the index of the keys of a sealed ledger of its own. None if
-        that ledger is gone, or has another index than `before` (rule 27e).
+        """The log in which `index` is the index of the keys of one of its own sealed ledgers. None
+        if the ledger is gone, or has another index than `before` (rule 27e).
         """
         item = self.item_of(ledger_id)
         if item is None or item.last_offset is None or item.index != before:
@@ -582,7 +588,7 @@ class LogMetadata(Value):
 
     def archived(self, through: int) -> "LogMetadata":
         """The log whose records below an offset are archived elsewhere."""
-        assert through >= (self.archived_through or 0), "archived records stay archived"
+        assert through >= (self.archived_through or 0), "archived_through must not decrease"
         return replace(self, archived_through=through)
 
     def with_limits(self, limits: Mapping[str, int | str]) -> "LogMetadata":
@@ -599,17 +605,17 @@ class LogMetadata(Value):
         return replace(self, expiry=Expiry(self.expiry.idle_s, keeper, term))
 
     def opened(self, owner: str) -> "LogMetadata":
-        """The log with a new writer token, which rejects appends with older ones. The token is the
-        id of the ledger that the takeover created: ids are never reused, even over rebuilds
-        (rule 22a).
+        """The log with a new writer token, so that appends with older tokens are rejected. The
+        token is the id of the ledger that the takeover created, because ids are never reused, even
+        after rebuilds (rule 22a).
         """
         last = -1 if self.last_item is None else self.last_item.ledger_id
         return replace(self, writer_token=max(self.writer_token + 1, last), opened_by=owner)
 
     def closed(self) -> "LogMetadata":
-        """The CLOSED log; all its ledgers must be CLOSED."""
+        """The log in the state CLOSED. All its ledgers must be CLOSED."""
         end = self.end_offset
-        assert end is not None, "all ledgers are CLOSED before the log is"
+        assert end is not None, "all ledgers must be CLOSED before the log"
         return replace(self, state=LogState.CLOSED, next_offset=end)
 
 

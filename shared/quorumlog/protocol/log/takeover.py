@@ -1,9 +1,8 @@
-"""Take a log over: recover open ledgers, read their ends, rebuild the producers, change the
-metadata.
+"""Takes a log over: recovers open ledgers, reads ends, rebuilds producers, changes the metadata.
 
 The protocol documents define these steps for opening a log. Two gateways may take a log over at
-once: both recoveries find the same ends, and one compare-and-swap wins. The other gateway deletes
-the ledger that it created, in a transaction that sees no log naming it, and yields (rule 22).
+once. Then both recoveries find the same ends, and one compare-and-swap wins. The other gateway
+deletes the ledger that it created, unless a log names the ledger, and yields (rule 22).
 """
 
 from enum import Enum
@@ -52,26 +51,26 @@ class TakeoverStage(Enum):
     RECOVERING = "recovering"
     """Ledgers with an unknown end are closed, then measured, one by one."""
     MEASURING = "measuring"
-    """The ledger from which producers are rebuilt is measured, if it was closed before."""
+    """The ledger from which producers are rebuilt is measured, if it was CLOSED before."""
     REPLAYING = "replaying"
     CREATING = "creating"
     SWAPPING = "swapping"
     DISCARDING = "discarding"
-    """The new ledger is deleted: another gateway won, or the takeover failed."""
+    """The new ledger is deleted, because another gateway won, or the takeover failed."""
     DONE = "done"
 
 
 class Takeover:
-    """Takes one log over, once. Ends with TakeoverDone.
+    """Takes one log over once, and ends with TakeoverDone.
 
-    Afterwards all ledgers of the log are CLOSED, except the new last one with `creates`.
+    Afterwards all ledgers of the log are CLOSED, except the new last one if `creates` is set.
     """
 
     def __init__(
         self, log: LogMetadata, *, creates: bool, finish: Finish, once: Once | None = None
     ) -> None:
-        """`log`: the metadata as last read. `once`: the client's request that `finish` carries out
-        (rule 6a).
+        """Prepare a takeover. `log`: the metadata as last read. `once`: the client's request that
+        `finish` carries out (rule 6a).
         """
         self.stage = TakeoverStage.IDLE
         self._log = log
@@ -85,14 +84,14 @@ class Takeover:
         self.producers: ProducerTable[Any] = ProducerTable(forgotten_end=log.forgotten_end)
         """The producers at the log's end, once the takeover is done."""
         self._is_compacted = False
-        """Whether records of the ledger that was replayed are missing (rule 27d)."""
+        """Whether the replayed ledger lacks removed records (rule 27d)."""
         self._changed = log
         self._new: int | None = None
         self._result: LogMetadata | QuorumLogError | None = None
         self._out: list[Effect] = []
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         match event:
             case BeginTakeover():
                 self._recover_next(now)
@@ -112,7 +111,7 @@ class Takeover:
 
     def _answered(self, value: Any, now: Now) -> None:
         if self.stage is TakeoverStage.DISCARDING:
-            self._done(self._result)  # the sweep deletes the ledger if this failed
+            self._done(self._result)  # if the deletion failed, the sweep repeats it
         elif isinstance(value, QuorumLogError):
             self._give_up(without_row(value, self._log.name))
         elif self.stage in (TakeoverStage.RECOVERING, TakeoverStage.MEASURING):
@@ -153,7 +152,7 @@ class Takeover:
             self._rebuild(now)
 
     def _measure(self, value: Any, now: Now) -> None:
-        """Measure a ledger that is CLOSED now, or note its end."""
+        """Measure a ledger that is now CLOSED, or store its end."""
         if isinstance(value, LedgerEnd):
             self._ends[self._measured] = value
             self._recover_next(now)
@@ -168,8 +167,8 @@ class Takeover:
 
     def _rebuild(self, now: Now) -> None:
         """Rebuild the producers at the log's end, from the table at its last known ledger start and
-        a replay of later batches. A producer that the previous owner forgot since is known again,
-        or forgotten again.
+        a replay of later batches. Producers that the previous owner forgot in between are known
+        again, or forgotten again.
         """
         base = self._log.base
         if base is None:
@@ -192,14 +191,14 @@ class Takeover:
         assert base.first_offset is not None
         end = self._ends[base.ledger_id]
         if read.is_lost:
-            # A producer with requests only in lost entries is unknown: its retries can't be
+            # A producer with requests only in lost entries is unknown, because its retries can't be
             # recognized.
             self.producers.lost(base.first_offset + end.records)
         try:
             for entry_id, data in read.entries:
                 self._learn(base, entry_id, data)
         except batch.BadBatch as error:
-            # An entry that is no batch is damaged, not absent.
+            # An entry that isn't a batch is damaged, not absent.
             self._give_up(EntryUnavailable(str(error), ledger_id=base.ledger_id))
             return
         if read.next > end.last_entry:
@@ -233,7 +232,7 @@ class Takeover:
     # --- the metadata ----------------------------------------------------------------------------
 
     def _stream_seq(self) -> str | None:
-        """The last stream sequence in the ends of ledgers: each batch carries the last sequence
+        """The last stream sequence in the ends of ledgers, as each batch carries the last sequence
         (rule 25a).
         """
         ends = [self._ends[i.ledger_id] for i in self._log.items if i.ledger_id in self._ends]
@@ -244,9 +243,9 @@ class Takeover:
         return any(end.is_end for end in self._ends.values())
 
     def _change(self, now: Now) -> None:
-        """Prepare the changed metadata; create the next ledger, or swap."""
+        """Prepare the changed metadata, then create the next ledger or swap."""
         if self._has_ended():
-            # The log has ended: it gets no further ledger, whatever the takeover's purpose
+            # The log has ended, so it gets no further ledger, whatever the takeover's purpose is
             # (rule 25b).
             self._creates, self._finish = False, LogMetadata.closed
         self._changed = self._log.with_ends(
@@ -276,7 +275,7 @@ class Takeover:
 
     def _swapped(self, value: LogMetadata | RowChanged) -> None:
         if isinstance(value, RowChanged):
-            self._give_up(None)  # another gateway won: yield to it (rule 22)
+            self._give_up(None)  # another gateway won, so this one yields (rule 22)
         elif value.created_at != self._log.created_at:
             # The change was made, and the log was deleted and created again since (rule 27b).
             self._give_up(None)
@@ -287,26 +286,26 @@ class Takeover:
 
 
 def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
-    """The error if a log has no room for another ledger, or None."""
+    """The error if a log has no room for another ledger; None if it has."""
     if len(log.items) < LOG_LEDGERS_MAX - spare:
         return None
     return LogFull(
-        f"the log has {len(log.items)} ledgers: truncate it, or let its retention do so",
+        f"the log has {len(log.items)} ledgers, and {LOG_LEDGERS_MAX - spare} is the maximum here:"
+        " truncate the log, or set its retention",
         log=log.name,
     )
 
 
 def without_row(error: QuorumLogError, name: str) -> QuorumLogError:
-    """The client's error if a question about a ledger of the log `name` failed. A ledger without
-    metadata that was not deleted was not rebuilt (rule 18f), and the next ledger's first offset is
-    unknown.
+    """The client's error after a failed question about a ledger of the log `name`. If the ledger
+    has no metadata but was not deleted, a rebuild has not restored it (rule 18f), and the next
+    ledger's first offset is unknown.
     """
     if not (isinstance(error, NoSuchLedger) and error.members.get("deleted") is False):
         return error
     return EntryUnavailable(
-        f"the log accepts no records: the database lacks the metadata of its ledger {error.ledger_id}. A rebuild restores"
-        " it once a bookie that holds a copy answers: start the bookies, and run `quorumlog metadata"
-        " rebuild`",
+        f"the log accepts no records, because the database lacks the metadata of its ledger {error.ledger_id}: start"
+        " the bookies that hold a copy of it, and run `quorumlog metadata rebuild`",
         log=name,
         ledger_id=error.ledger_id,
         outcome=NOT_DONE,
@@ -314,12 +313,12 @@ def without_row(error: QuorumLogError, name: str) -> QuorumLogError:
 
 
 def ending(name: str) -> WriterLost:
-    """The error for a request whose work ended with this process: its outcome is unknown."""
-    return WriterLost("this gateway is about to end", log=name, retryable=True)
+    """The error for a request in progress when this process ends. The outcome is unknown."""
+    return WriterLost("this gateway is shutting down: retry", log=name, retryable=True)
 
 
 def is_written(log: LogMetadata, ledger_id: int) -> bool:
-    """Whether a ledger's writer owns the log: OPEN, it names the ledger last, without an end."""
+    """Whether a ledger's writer owns the log, which is OPEN and names the ledger last and open."""
     last = log.last_item
     return (
         log.state is LogState.OPEN

@@ -1,4 +1,4 @@
-"""An owner's state: the log's metadata as the owner knows it, and the ledger that it writes."""
+"""An owner's state: the newest metadata that it has received, and the ledger that it writes."""
 
 from quorumlog.errors import LogFenced
 from quorumlog.protocol.heads import LogHead
@@ -16,12 +16,12 @@ class Tenancy:
     """
 
     def __init__(self, log: LogMetadata, producers: ProducerTable[PendingAppend], now: Now) -> None:
-        """`log` must name a last ledger of this process, empty and with its first offset."""
+        """Begin with a log whose last ledger is this process's, empty, and has a first offset."""
         self.log = log
         self.pipe = self._pipeline(producers, log.appended_ms, now, log.stream_seq)
         """The ledger that the owner writes."""
         self.ahead = self.ledger_id
-        """The next ledger, once a job has created it; otherwise the present one."""
+        """The next ledger if a job has created it, otherwise the present ledger."""
 
     def _pipeline(
         self,
@@ -42,19 +42,20 @@ class Tenancy:
         return self.pipe.ledger_id
 
     def check(self, *, is_ended: bool) -> None:
-        """Assert the invariants; the one about writing holds only until the owner has ended."""
+        """Assert the invariants. The ledger must be in the metadata unless the owner has ended."""
         self.log.check()
         self.pipe.check()
         if not is_ended:
             mine = self.log.item_of(self.ledger_id)
-            assert mine is not None, "rule 23: metadata names the ledger that is written"
-            assert mine.first_offset == self.pipe.first_offset, "rule 23"
+            assert mine is not None, "the metadata must name the written ledger (rule 23)"
+            assert mine.first_offset == self.pipe.first_offset, "first offsets differ (rule 23)"
 
     def check_token(self, token: int | None) -> None:
         """Raise LogFenced unless a writer with this token (from `open`) may append."""
         mine = self.log.writer_token
         if (token or 0) != mine and (token is not None or mine):
-            raise LogFenced(f"the log is open for the writer token {mine}", log=self.log.name)
+            detail = f"the log accepts only the writer token {mine}: open it to get a new token"
+            raise LogFenced(detail, log=self.log.name)
 
     def is_roll_due(self, now: Now) -> bool:
         """Whether the ledger has reached a limit of the log's settings."""
@@ -81,7 +82,7 @@ class Tenancy:
 
     def may_be_own(self, head: LogHead) -> bool:
         """Whether this owner writes the last ledger in the metadata. The last ledger may also be
-        the next one, which its own roll or publication named, before the answer has come.
+        the next one, if the answer to this owner's own roll or publication has not arrived.
         """
         return (
             head.state is LogState.OPEN
@@ -90,14 +91,14 @@ class Tenancy:
         )
 
     def take(self, log: LogMetadata) -> None:
-        """Replace the known metadata by newer metadata, unless that names another owner."""
+        """Replace the known metadata by newer metadata, unless the log has another owner."""
         if log.version > self.log.version and self.is_mine(log):
             self.log = log
 
     def with_ends(
         self, log: LogMetadata, ends: dict[int, tuple[int, int]], now: Now
     ) -> LogMetadata:
-        """Metadata with the ends of ledgers, and with the present producers."""
+        """The metadata with the ends of ledgers, and with the present producers."""
         producers = self.pipe.producers.snapshot()
         return log.with_ends(
             ends,
