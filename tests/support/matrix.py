@@ -122,7 +122,11 @@ def judged() -> Iterator[tuple[str, set[str]]]:
         for check in CHECKS:
             if check.__name__ in asked_in(world):
                 yield world, _head(check) | _named(check.__name__)
-    owned = {"E": (LogJudge, LogParts, RewriteJudge), "L": (Judge, log_history.Checker), "H": HISTORIES}
+    owned = {
+        "E": (LogJudge, LogParts, RewriteJudge),
+        "L": (Judge, log_history.Checker),
+        "H": HISTORIES,
+    }
     for letter, owners in owned.items():
         for owner in owners:
             for name, check in vars(owner).items():

@@ -73,9 +73,9 @@ class RewriteJudge(LogJudge):
             if not after.generation and (there is None or there.value not in (name.encode(), b"")):
                 raise Broken(f"I33: {name} was acknowledged at {answer}, there is {there}")
         if not before.is_deleted and before.generation == after.generation:
-            self._changed(before, after, row)
+            self._check_change(before, after, row)
         if not after.generation:
-            self._rebuilt(after, row)
+            self._check_copies(after, row)
 
     def named(self, world: World) -> Iterator[LogMetadata]:
         """The log and its fork, as far as they exist."""
@@ -221,7 +221,7 @@ class RewriteJudge(LogJudge):
 
     # --- changes -----------------------------------------------------------------------------------
 
-    def _changed(self, before: World, after: World, row: LogMetadata) -> None:
+    def _check_change(self, before: World, after: World, row: LogMetadata) -> None:
         """Rule 27d: the newest record of each key stays, tombstones for their time; what was removed stays away."""
         old: LogMetadata = self._rows.values[before.row]
         was, now = self.found(before, old), self.found(after, row)
@@ -257,7 +257,7 @@ class RewriteJudge(LogJudge):
 
     # --- copies ------------------------------------------------------------------------------------
 
-    def _rebuilt(self, world: World, row: LogMetadata) -> None:
+    def _check_copies(self, world: World, row: LogMetadata) -> None:
         """Rules 18f, 27c and 27d: were the database lost now, copies would bring the log back as it is. Only between a
         rewrite's change and its copies may an operator be needed.
         """

@@ -329,7 +329,10 @@ class RewriteExplorer(LogExplorer):
 
     def run(self, until_s: float = FOREVER) -> Result:
         """Search the scope to its end, to the first violation, or until a time (`search`)."""
-        limits = {"KEYS_MAX": self.scope.keys_max, "GROUP_BYTES_MAX": self.scope.group_bytes}
+        limits: dict[str, Any] = {
+            "KEYS_MAX": self.scope.keys_max,
+            "GROUP_BYTES_MAX": self.scope.group_bytes,
+        }
         with mock.patch.multiple(compaction, **limits):
             return search(self.scope, Space(self._owned(), self.next), until_s)
 
