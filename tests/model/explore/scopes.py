@@ -219,6 +219,16 @@ REWRITE_TOMBSTONE: Final = RewriteScope(
 )
 
 REWRITES_QUICK: Final = (
+    RewriteScope(
+        "rewrite: a merge, taken over", sealed=_SEALED, work=(_ALL,), appended=("w1",), forces=1
+    ),
+    RewriteScope(
+        "rewrite: two passes, one dies",
+        sealed=_KEYED,
+        work=(_PASS, _PASS),
+        compacts=True,
+        deaths=1,
+    ),
     REWRITE_ROLL,
     REWRITE_FORK,
     REWRITE_TWO,
@@ -234,6 +244,14 @@ REWRITES_QUICK: Final = (
 """Worlds of a log whose sealed ledgers are rewritten, a second or two each."""
 
 REWRITES_MINUTES: Final = (
+    RewriteScope(
+        "rewrite: a merge, a fork, a sweep, deleted",
+        sealed=_SEALED,
+        work=(_MERGE,),
+        fork_at=2,
+        deletions=1,
+        sweeps=1,
+    ),
     RewriteScope(
         "rewrite: a merge, a fork, a sweep, a truncation",
         sealed=_SEALED,
