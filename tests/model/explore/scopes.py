@@ -282,6 +282,25 @@ REWRITES_MINUTES: Final = (
         "rewrite: a merge, a record, a roll", ("x",), sealed=_SEALED, work=(_ALL,), rolls=1
     ),
     RewriteScope(
+        "rewrite: a pass, a roll, time passes",
+        sealed=_KEYED,
+        work=(_PASS,),
+        compacts=True,
+        clean=1,
+        ages=True,
+        appended=("a3",),
+        rolls=1,
+    ),
+    RewriteScope(
+        "rewrite: two passes, one dies, time passes",
+        sealed=_KEYED,
+        work=(_PASS, _PASS),
+        compacts=True,
+        clean=1,
+        ages=True,
+        deaths=1,
+    ),
+    RewriteScope(
         "rewrite: a pass and a merge, time passes",
         sealed=_KEYED,
         work=(_PASS, _MERGE),
@@ -290,7 +309,7 @@ REWRITES_MINUTES: Final = (
         ages=True,
     ),
 )
-"""Half a minute each, at most."""
+"""About half a minute each, at most."""
 
 DEFAULT: Final = (
     *(*QUICK, *ENDS, *LOGS_QUICK, *REWRITES_QUICK),
