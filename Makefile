@@ -65,7 +65,7 @@ browser: .venv/installed-browser ## install Chromium with apt-get (needs root), 
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] \
 		&& export DEBIAN_FRONTEND=noninteractive && timeout 600 sh -c 'apt-get update \
 		&& apt-get install -y --no-install-recommends chromium' >/dev/null 2>&1; } \
-		|| echo "no Chromium here, and apt-get can't install it: tests of web pages are skipped"
+		|| echo "Chromium is missing and apt-get can't install it: tests of web pages are skipped"
 	@[ ! -d .venv ] || touch $@
 
 fmt: setup ## format the code, and fix lint errors that can be fixed automatically
@@ -113,11 +113,11 @@ bench: setup $(if $(or $(filter $(BENCH_ALONE),$(ONLY)),$(filter --list --help,$
 build/nats: $(wildcard loadtest/nats/go.*)
 	@mkdir -p build
 	@(cd loadtest/nats && $(GO) build -o $(CURDIR)/build/nats github.com/nats-io/natscli/nats) \
-		|| echo "no Go here, or no way to its modules: nats bench is left out"
+		|| echo "Go is missing or its modules can't be downloaded: nats bench is left out"
 
 build/bookkeeper: loadtest/bookkeeper/pom.xml loadtest/bookkeeper/src/main/java/Load.java loadtest/bookkeeper/src/main/resources/log4j2.properties
 	@{ command -v mvn >/dev/null && mvn -q -B -f loadtest/bookkeeper/pom.xml package && touch build/bookkeeper; } \
-		|| echo "no Maven here, or no way to its artifacts: BookKeeper is left out"
+		|| echo "Maven is missing or its artifacts can't be downloaded: BookKeeper is left out"
 
 load: setup ## let USERS= users append and read for TIME=, at a new cluster or at GATEWAY=; writes an HTML report
 	@exec $(PY) -m loadtest.load
@@ -180,7 +180,7 @@ GO := env GOMODCACHE=$(CURDIR)/build/go/mod GOCACHE=$(CURDIR)/build/go/cache GOF
 build/chart: $(wildcard tests/cluster/hosts/chart/*)
 	@mkdir -p build
 	@(cd tests/cluster/hosts/chart && $(GO) build -o $(CURDIR)/build/chart .) \
-		|| echo "no Go here, or no way to its modules: the chart is not rendered"
+		|| echo "Go is missing or its modules can't be downloaded: the chart is not rendered"
 
 .PHONY: e2e-compose
 e2e-compose: setup ## test compose.yaml in a separate container engine (needs root, apt-get, Go), with failures of containers and networks
@@ -227,7 +227,7 @@ dist: setup ## build a wheel and an sdist of HEAD in dist/, and try the wheel in
 	$(PY) -m tests.cluster.dist dist/*.whl
 
 release: ## check and build release VERSION=, and print the commands that publish it
-	@test -n "$(VERSION)" || { echo "say which: make release VERSION=0.1.0"; exit 2; }
+	@test -n "$(VERSION)" || { echo "give the version, for example: make release VERSION=0.1.0"; exit 2; }
 	@test -z "$$(git status --porcelain)" || { echo "commit or remove what git status shows"; exit 2; }
 	@grep -q '^__version__.*"$(VERSION)"' shared/quorumlog/__init__.py \
 		|| { echo "shared/quorumlog/__init__.py has another version"; exit 2; }

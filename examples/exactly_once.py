@@ -1,9 +1,9 @@
-"""A consumer that processes each record exactly once, whatever dies when: balances of accounts in an SQLite file.
+"""A consumer that processes each record exactly once, even if processes fail: account balances in an SQLite file.
 
-The cluster delivers at least once: what was processed and not committed comes again. So the file keeps an offset of
-its own, and one transaction of SQLite writes both: what the records do, and how far the log was read. A record that
-comes again is below that offset, and is left out. The commit to the cluster comes after it: so the cluster knows how
-far this consumer is (its lag, who works), and gives the lease to one worker at a time.
+The cluster delivers records at least once: records that were processed but not committed are delivered again. So the
+file stores its own offset, and one SQLite transaction updates both the balances and this offset. A record that is
+delivered again has a lower offset, and is skipped. The commit to the cluster follows the transaction. It shows the
+cluster how far the consumer is (its lag and its worker), and the lease lets only one worker read at a time.
 
     quorumlog log create payments
     python examples/exactly_once.py --file /tmp/balances.db --gateways http://127.0.0.1:8080 http://127.0.0.1:8081
@@ -11,11 +11,11 @@ far this consumer is (its lag, who works), and gives the lease to one worker at 
     sqlite3 /tmp/balances.db 'SELECT * FROM balances'
     quorumlog log consumers payments
 
-Kill it and start it again as often as you like, also with -9. It goes on at once: a worker of the same `--holder`
-gets the lease from the one before. Another worker waits until the first one's lease is over.
+You can kill it and start it again at any time, even with SIGKILL. It continues at once, because a worker with the same
+`--holder` takes the lease over. A worker with another holder waits until the lease has expired.
 
-What holds: `balances` is the sum of all records below `progress.following`, each counted once. A record that is no
-payment does not stop the others: `refused` has its offset, and why.
+Guarantees: `balances` is the sum of all records below `progress.following`, each counted once. A record that is not a
+payment does not stop the consumer: the table `refused` gets its offset, and the reason.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from quorumlog.client import Client, Log, LogRecord
 from quorumlog.errors import QuorumLogError
 
 RETRY_S: Final = 1.0
-"""Between attempts to read a log that can't be read now."""
+"""Pause between attempts to read a log that can't be read now."""
 CENTS_MAX: Final = 10**12
 _TABLES: Final = """
     CREATE TABLE IF NOT EXISTS balances (account TEXT PRIMARY KEY, cents INTEGER NOT NULL);
@@ -49,13 +49,13 @@ _TABLES: Final = """
 
 
 class Behind(Exception):
-    """The file lacks records that the consumer has committed: it is an older copy, say."""
+    """The file lacks records that the consumer has committed, for example because it is an older copy."""
 
 
 class Balances:
-    """The file.
+    """The SQLite file.
 
-    Invariant: what its tables hold is made of all records below `following`, each counted once, and of no others.
+    Invariant: the tables contain the result of all records below `following`, each counted once, and of no others.
     """
 
     def __init__(self, file: Path) -> None:
@@ -64,12 +64,12 @@ class Balances:
         )
         self._lock = threading.Lock()
         self._database.execute("PRAGMA journal_mode = WAL")
-        # A commit that returned survives a loss of power: else the cluster would know more than the file.
+        # A commit must survive a power failure: otherwise the cluster's offset could be above the file's.
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.executescript(_TABLES)
 
     def close(self) -> None:
-        """Close the file, after what is being written."""
+        """Close the file, once the running transaction has ended."""
         with self._lock:
             self._database.close()
 
@@ -78,13 +78,13 @@ class Balances:
         return int(self._database.execute("SELECT following FROM progress").fetchone()[0])
 
     def take(self, records: Sequence[LogRecord]) -> None:
-        """Count records, and how far they go, in one transaction. Raises: Behind."""
+        """Count records and advance the offset, in one transaction. Raises: Behind."""
         with self._lock, self._transaction():
-            # Asked within the transaction, which locks the file: another worker may have counted the same records.
+            # Read inside the transaction, which locks the file, because another worker may have counted these records.
             following = self.following()
             for record in records:
                 if record.offset > following:
-                    raise Behind(f"records {following} to {record.offset - 1} are missing")
+                    raise Behind(f"the file lacks records {following} to {record.offset - 1}")
                 if record.offset == following:
                     self._count(record)
                     following += 1
@@ -113,15 +113,15 @@ class Balances:
 
 
 def payment_of(value: bytes) -> tuple[str, int]:
-    """Account and cents of a record. Raises: ValueError for what is no payment."""
+    """Parse a record's account and cents. Raises: ValueError if the record is not a payment."""
     found: Any = orjson.loads(value)
     account, cents = (
         (found.get("account"), found.get("cents")) if isinstance(found, dict) else (None, None)
     )
     if not isinstance(account, str) or not account:
-        raise ValueError("account is not a text")
+        raise ValueError("account must be a string, and not empty")
     if not isinstance(cents, int) or isinstance(cents, bool) or abs(cents) > CENTS_MAX:
-        raise ValueError("cents is not a whole number within bounds")
+        raise ValueError("cents must be an integer between -10**12 and 10**12")
     return account, cents
 
 
@@ -130,13 +130,13 @@ async def work(log: Log, name: str, balances: Balances, *, holder: str, lease_s:
     async with log.consumer(name, holder=holder, lease_s=lease_s) as consumer:
         if consumer.position > balances.following():
             raise Behind(
-                f"the consumer has committed {consumer.position}, the file has the records below"
-                f" {balances.following()}: let them come again by `quorumlog log reset`"
+                f"the committed offset is {consumer.position}, but the file has only the records below"
+                f" {balances.following()}: read the others again with `quorumlog log reset`"
             )
         async with aclosing(consumer.records().pages()) as pages:
             async for page in pages:
                 if not page:
-                    continue  # nothing came for a while
+                    continue  # no new records yet
                 # In a thread, so that the lease is renewed while the disk is slow.
                 await asyncio.to_thread(balances.take, page)
                 consumer.taken(page[-1])
@@ -144,11 +144,11 @@ async def work(log: Log, name: str, balances: Balances, *, holder: str, lease_s:
 
 
 async def run(given: argparse.Namespace) -> None:
-    """Work until SIGTERM or Ctrl-C. The lease is let go then, so that another worker gets it at once."""
+    """Process records until SIGTERM or Ctrl-C. Then release the lease, so that another worker gets it at once."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    token = os.environ.get("QUORUMLOG_TOKEN")  # where the gateways require one
+    token = os.environ.get("QUORUMLOG_TOKEN")  # needed if the gateways require tokens
     with contextlib.closing(Balances(given.file)) as balances:
         async with Client(*given.gateways, token=token) as client:
             log = client.log(given.log)
@@ -158,7 +158,7 @@ async def run(given: argparse.Namespace) -> None:
                         log, given.consumer, balances, holder=given.holder, lease_s=given.lease
                     )
                 except QuorumLogError as error:
-                    # The lease was lost, or the cluster does not answer: what was not committed comes again.
+                    # The lease was lost, or the cluster does not respond. Uncommitted records are delivered again.
                     print(f"{error.code}: {error}", file=sys.stderr)
                     await asyncio.sleep(RETRY_S)
                 else:
@@ -166,14 +166,14 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line and work. Exit status 1: the file lacks records."""
+    """Read the command line and process records. Exit status 1: the file lacks records."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--file", type=Path, required=True, help="of SQLite")
-    parser.add_argument("--gateways", nargs="+", required=True, help="URLs")
+    parser.add_argument("--file", type=Path, required=True, help="SQLite file for the balances")
+    parser.add_argument("--gateways", nargs="+", required=True, help="URLs of gateways")
     parser.add_argument("--log", default="payments")
     parser.add_argument("--consumer", default="balances")
-    parser.add_argument("--holder", default=socket.gethostname(), help="a name of this worker")
-    parser.add_argument("--lease", type=float, default=10.0, help="seconds")
+    parser.add_argument("--holder", default=socket.gethostname(), help="name of this worker")
+    parser.add_argument("--lease", type=float, default=10.0, help="lease in seconds")
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         try:
             asyncio.run(run(parser.parse_args()))

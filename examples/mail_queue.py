@@ -1,11 +1,11 @@
-"""A mail sender on a work queue: several workers share a log of mails; those that can't be sent go to a dead-letter log.
+"""A mail sender on a work queue: several workers share a log of mails, and unsendable mails go to a dead-letter log.
 
     python examples/mail_queue.py --gateways http://127.0.0.1:8080 --put ann@example.org bob@nowhere
     python examples/mail_queue.py --gateways http://127.0.0.1:8080 --workers 4
 
-A mail may be sent twice: by a worker that dies between sending it and acknowledging it. So each has a `Message-ID` that is
-made of its offset, by which the mail server recognises the second one. Nothing is lost: a mail is acknowledged, waits in the
-queue, or is in `mails.dead`, with the reason. `quorumlog queue redrive mails mail` sends dead mails once more.
+A mail may be sent twice, if a worker dies between sending and acknowledging it. So each mail has a `Message-ID` made
+from its offset, by which the mail server recognises the duplicate. No mail is lost: each is acknowledged, waits in the
+queue, or is in `mails.dead` with the reason. `quorumlog queue redrive mails mail` sends dead mails once more.
 """
 
 import argparse
@@ -16,19 +16,19 @@ from quorumlog.client import Client, Job, Queue
 
 
 class Rejected(Exception):
-    """The mail server does not take a mail."""
+    """The mail server rejects a mail."""
 
 
 async def send(to: str, message_id: str) -> None:
-    """Stands for the mail server's client. Raises: Rejected."""
+    """Placeholder for a mail server's client. Raises: Rejected."""
     await asyncio.sleep(0.01)
     if "." not in to.partition("@")[2]:
-        raise Rejected(f"no such host: {to}")
+        raise Rejected(f"no such host in the address {to}")
     print(f"sent {message_id} to {to}", flush=True)
 
 
 async def opened(client: Client) -> Queue:
-    """The queue, created if it is not there yet."""
+    """Return the queue, and create it if it does not exist."""
     await client.create_log("mails")
     await client.create_log("mails.dead")
     queue = client.log("mails").queue("mail")
@@ -37,13 +37,13 @@ async def opened(client: Client) -> Queue:
 
 
 async def work(queue: Queue, wait_s: float | None) -> None:
-    """Send mails until there is none for `wait_s`."""
+    """Send mails until none arrives for `wait_s`."""
     async for job in queue.jobs(wait_s=wait_s):
         await sent(queue, job)
 
 
 async def sent(queue: Queue, job: Job) -> None:
-    """Send a mail. The loop acknowledges it; one that is given back is no longer this worker's."""
+    """Send a mail. The loop acknowledges the mail, unless `nak` has returned it to the queue."""
     try:
         await send(job.record.value.decode(), f"<{job.record.offset}@mails>")
     except Rejected as error:
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A mail sender on a work queue.")
     parser.add_argument("--gateways", nargs="+", default=["http://127.0.0.1:8080"])
     parser.add_argument("--put", nargs="+", default=[], metavar="ADDRESS", help="append mails")
-    parser.add_argument("--workers", type=int, default=2, help="mails sent at a time")
-    parser.add_argument("--wait", type=float, help="end after so many seconds without a mail")
+    parser.add_argument("--workers", type=int, default=2, help="number of concurrent workers")
+    parser.add_argument("--wait", type=float, help="end after this many seconds without a mail")
     given = parser.parse_args()
     asyncio.run(main(given.gateways, given.put, given.workers, given.wait))

@@ -1,8 +1,8 @@
-"""Spark in ten minutes: write a log exactly once, read it, copy it as a stream.
+"""Spark in ten minutes: write to a log exactly once, read the log, copy it as a stream.
 
     make spark FILE=examples/spark_quickstart.py
 
-starts a cluster where none runs, finds a Java or brings one, and runs this.
+This command starts a cluster if none is running, chooses a Java runtime, and runs this program.
 """
 
 import shutil
@@ -17,17 +17,17 @@ from quorumlog.spark.source import QuorumLogSource
 
 
 def main() -> None:
-    """Three ways over one log."""
+    """Write a log, read it as a DataFrame, and copy it as a stream."""
     spark = SparkSession.builder.appName("quickstart").getOrCreate()
     spark.dataSource.register(QuorumLogSource)
 
-    # Two logs of our own; anything that speaks HTTP can make, write and read them too.
+    # Create two logs. Any HTTP client can create, write and read logs too.
     name = f"quickstart-{uuid.uuid4().hex[:8]}"
     with_http = Gateways(gateways())
     for log in (name, f"{name}-copy"):
         with_http.request("PUT", f"/v1/logs/{log}", value={}, is_repeatable=True)
 
-    # All rows come onto the log, or none; the same version of the same app comes once.
+    # All rows are written, or none. The second write has the same app and version, so it adds nothing.
     orders = spark.range(100_000, numPartitions=2).selectExpr(
         "to_json(struct(id AS order, id % 7 AS customer)) AS value"
     )
@@ -41,12 +41,12 @@ def main() -> None:
             .save()
         )
 
-    # What there is now, as a DataFrame with Kafka's columns.
+    # Read all current records as a DataFrame with Kafka's columns.
     frame = spark.read.format("quorumlog").option("subscribe", name).load()
     customers = frame.selectExpr("get_json_object(CAST(value AS string), '$.customer') AS customer")
     customers.groupBy("customer").count().orderBy("customer").show()
 
-    # The same log as a stream into another one, until all of it is there.
+    # Copy the log to another log as a stream, which ends once it has copied all current records.
     checkpoint = tempfile.mkdtemp(prefix="quickstart-")
     query = (
         spark.readStream.format("quorumlog")

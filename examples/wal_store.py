@@ -1,11 +1,11 @@
-"""A key-value store that keeps its changes in a log before it makes them: the use that BookKeeper's
-overview describes, with a standby that is always up to date.
+"""A key-value store with a write-ahead log, and a standby that is always up to date.
 
-A folder that both servers reach is the known place: it names the log, and holds snapshots.
-Every server begins as a standby: it reads the newest snapshot, then follows the log, and fences nobody.
-`POST /takeover` makes it the active one: it opens the log for itself alone, which fences whoever
-wrote there, reads to the end, and goes on. The old server's next write fails, and makes it a
-standby. Who is to take over, and when, is for somebody else to decide (a person, a lease).
+This is the use that BookKeeper's overview describes. All servers share a folder, which contains the
+log's name and the snapshots. Every server starts as a standby: it reads the newest snapshot, and
+then follows the log without fencing any writer. `POST /takeover` makes a server the active one: it
+opens the log, which fences the previous writer, and reads to the log's end. The next write of the
+previous active server fails, and makes that server a standby. When to take over, and with which
+server, must be decided elsewhere (by a person, or by a lease).
 
     python examples/wal_store.py --place /srv/store --port 9001 --gateways http://127.0.0.1:8080
     python examples/wal_store.py --place /srv/store --port 9002 --gateways http://127.0.0.1:8080
@@ -13,8 +13,8 @@ standby. Who is to take over, and when, is for somebody else to decide (a person
     curl -X PUT http://127.0.0.1:9001/keys/colour -d blue
     curl http://127.0.0.1:9001/keys/colour
 
-What it promises: a change that was answered is there in every server that takes over later. One
-that was not answered may be there.
+Guarantees: an acknowledged change is in every server that takes over later. A change that was not
+acknowledged may be there too.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from quorumlog.client import Client, Log, Producer
 from quorumlog.errors import OffsetTruncated, QuorumLogError
 
 RETRY_S: Final = 1.0
-"""Between attempts to follow a log that can't be read now."""
+"""Pause between attempts to follow a log that can't be read now."""
 
 
 class Place:
-    """The known place: which log holds the changes, and snapshots.
+    """The shared folder, with the log's name and the snapshots.
 
-    Invariant: a snapshot is never replaced, and none goes while it is the newest: a server that was
-    fenced may still be saving an old one.
+    Invariant: a snapshot is never replaced, and never deleted while it is the newest, because a fenced
+    server may still be saving an old one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,25 +49,25 @@ class Place:
         self._name = folder / "log"
 
     def log_name(self) -> str:
-        """The log's name; the first server that asks chooses it."""
+        """The log's name, which the first server chooses."""
         draft = self._draft()
         draft.write_text(f"wal-{uuid.uuid4().hex}")
         with contextlib.suppress(FileExistsError):
-            os.link(draft, self._name)  # a rename would replace another server's choice
+            os.link(draft, self._name)  # a rename would replace another server's name
         draft.unlink()
         return self._name.read_text()
 
     def load(self) -> tuple[int, dict[str, str]]:
-        """The offset of the first change that the newest snapshot does not hold, and its values."""
+        """The values of the newest snapshot, and the offset of the first change after them."""
         while True:
             newest = max(self._snapshots(), default=None)
             if newest is None:
                 return 0, {}
-            with contextlib.suppress(FileNotFoundError):  # a newer one has come since
+            with contextlib.suppress(FileNotFoundError):  # a newer snapshot has replaced it since
                 return newest[0], orjson.loads(newest[1].read_bytes())
 
     def save(self, following: int, values: dict[str, str]) -> None:
-        """Keep a snapshot as a whole, and drop those before it."""
+        """Save a snapshot atomically, and delete the previous ones."""
         draft = self._draft()
         with draft.open("wb") as file:
             file.write(orjson.dumps(values))
@@ -85,10 +85,10 @@ class Place:
 
 
 class Store:
-    """The values, and how they come to be.
+    """The store's values, and the log of their changes.
 
-    Invariants: `values` are all changes below `following`, in the log's order, and no others; only
-    the active server writes; what is in `values` is in the log.
+    Invariants: `values` is the result of all changes below `following`, in the log's order, and of no others;
+    only the active server writes; every change in `values` is in the log.
     """
 
     def __init__(self, log: Log, place: Place, owner: str, snapshot_every: int) -> None:
@@ -102,22 +102,22 @@ class Store:
 
     @property
     def is_active(self) -> bool:
-        """Whether this server writes."""
+        """Whether this server is the active one."""
         return self._producer is not None
 
     def stand_by(self) -> None:
-        """Follow the log."""
+        """Become a standby, and follow the log."""
         self._producer = None
         self._tail = asyncio.get_running_loop().create_task(self._follow())
 
     async def stop(self) -> None:
-        """End the follow."""
+        """Stop following the log."""
         if self._tail is not None:
             self._tail.cancel()
             await asyncio.wait([self._tail])
 
     async def take_over(self) -> None:
-        """Become the active server: fence the one before, read to the end, go on."""
+        """Become the active server: fence the previous one, and read the log to its end."""
         async with self._turn:
             if self.is_active:
                 return
@@ -132,17 +132,17 @@ class Store:
             self._producer = self._log.producer()
 
     async def change(self, change: dict[str, str | None]) -> None:
-        """Set keys, or delete those that are set to None. Returns when that can't be lost.
+        """Set keys, or delete the keys that are set to None. Returns when the change is durable.
 
-        Many may be under way: they travel together, and are acknowledged in the order in which they
-        were submitted.
-        Raises: QuorumLogError, after which this server is a standby. Where its `outcome` is unknown,
-        the next active server may have the change.
+        Changes may be submitted concurrently: they share requests, and are acknowledged in the order of
+        submission.
+        Raises: QuorumLogError, after which this server is a standby. If the error's `outcome` is unknown, the
+        next active server may have the change.
         """
         async with self._turn:
             producer = self._producer
             if producer is None:
-                raise web.HTTPServiceUnavailable(text="this server is a standby")
+                raise web.HTTPServiceUnavailable(text="this is a standby: use the active server")
             submitted = await producer.submit(orjson.dumps(change))
         try:
             done = await submitted
@@ -156,7 +156,7 @@ class Store:
             await self._snapshot()
 
     def _apply(self, offset: int, change: dict[str, str | None]) -> None:
-        assert offset == self.following, "changes are applied in order, none left out"
+        assert offset == self.following, "changes must be applied in order, without gaps"
         for key, value in change.items():
             if value is None:
                 self.values.pop(key, None)
@@ -165,14 +165,14 @@ class Store:
         self.following = offset + 1
 
     async def _snapshot(self) -> None:
-        """Save the values, then drop what the log has of them."""
+        """Save a snapshot, and then truncate the log before it."""
         following, values = self.following, dict(self.values)
         await asyncio.to_thread(self._place.save, following, values)
-        with contextlib.suppress(QuorumLogError):  # the next one will do
+        with contextlib.suppress(QuorumLogError):  # the next truncation includes this one
             await self._log.truncate(following)
 
     async def _follow(self) -> None:
-        """Apply changes as they come, for ever."""
+        """Apply new changes, until cancelled."""
         while True:
             try:
                 async for record in self._log.tail(self.following):
@@ -180,7 +180,7 @@ class Store:
             except OffsetTruncated:
                 self._reload()
             except QuorumLogError as error:
-                print(f"can't follow the log now: {error}", file=sys.stderr)
+                print(f"can't follow the log: {error}; retrying", file=sys.stderr)
                 await asyncio.sleep(RETRY_S)
 
     async def _read_to(self, end: int) -> None:
@@ -194,14 +194,14 @@ class Store:
                 self._apply(record.offset, orjson.loads(record.value))
 
     def _reload(self) -> None:
-        """The log begins later than this server is: the snapshot has what is missing."""
+        """Load the newest snapshot, because the log no longer has the next change."""
         following, values = self._place.load()
         if following > self.following:
             self.following, self.values = following, values
 
 
 def application(store: Store) -> web.Application:
-    """The store over HTTP."""
+    """The HTTP interface of the store."""
 
     async def get(request: web.Request) -> web.Response:
         key = request.match_info["key"]
@@ -216,7 +216,7 @@ def application(store: Store) -> web.Application:
         return await changed({request.match_info["key"]: None})
 
     async def changed(change: dict[str, str | None]) -> web.Response:
-        # Shielded: a client that goes away must not leave a change half made.
+        # Shielded, because a client that disconnects must not cancel a change halfway.
         try:
             await asyncio.shield(asyncio.ensure_future(store.change(change)))
         except QuorumLogError as error:
@@ -243,9 +243,9 @@ def application(store: Store) -> web.Application:
 async def serve(
     place: Path, port: int, gateways: list[str], *, snapshot_every: int, roll_entries: int
 ) -> None:
-    """Run one server until it is ended."""
+    """Run a server until it is cancelled."""
     known = Place(place)
-    token = os.environ.get("QUORUMLOG_TOKEN")  # where the gateways require one
+    token = os.environ.get("QUORUMLOG_TOKEN")  # needed if the gateways require tokens
     async with Client(*gateways, token=token) as client:
         log = await client.create_log(known.log_name(), roll_entries=roll_entries)
         store = Store(log, known, f"port {port}", snapshot_every)
@@ -263,11 +263,11 @@ async def serve(
 def main() -> None:
     """Read the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--place", type=Path, required=True, help="a folder that all servers reach")
+    parser.add_argument("--place", type=Path, required=True, help="folder that all servers share")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--gateways", nargs="+", required=True, help="URLs")
-    parser.add_argument("--snapshot-every", type=int, default=10_000, help="changes")
-    parser.add_argument("--roll-entries", type=int, default=10_000, help="of each ledger")
+    parser.add_argument("--gateways", nargs="+", required=True, help="URLs of gateways")
+    parser.add_argument("--snapshot-every", type=int, default=10_000, help="changes per snapshot")
+    parser.add_argument("--roll-entries", type=int, default=10_000, help="entries per ledger")
     given = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(

@@ -25,7 +25,7 @@ from services.local.embedded import Postgres, Redis
 from services.local.process import Process, Program, start
 
 started = start
-"""The function with which `running` starts processes. Tests replace it by `forked.start`."""
+"""The function with which `running` starts processes. Tests replace it with `forked.start`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Cluster(LocalCluster):
         service.program = replace(service.program, env={**service.program.env, **settings})
 
     def run_by(self, name: str, *prefix: str) -> None:
-        """Run a process by the command `prefix` (none: directly), from its next start on."""
+        """Run a process with the command `prefix` (if empty, directly), from its next start on."""
         service = self.services[name]
         argv = service.program.argv
         own = argv[argv.index(sys.executable) :]

@@ -129,7 +129,7 @@ class Consumed:
     again: int = 0
     """How many times records were processed again."""
     bound: int = 0
-    """The most that `again` may be: the sum of uncommitted records at the ends of leases."""
+    """The upper bound of `again`: the sum of uncommitted records at the ends of leases."""
     back: int = 0
     """Leases and observations that got an offset below an acknowledged commit."""
     zombies: int = 0
@@ -156,7 +156,7 @@ def judge_consumer(
     commit_every: int,
 ) -> Consumed:
     """Compare the leases of one consumer with the log's records. `looks`: committed offsets that
-    others observed. `commit_every`: the most records that a worker processes before it commits.
+    others observed. `commit_every`: the maximum records that a worker processes before it commits.
     """
     leases = sorted(leases, key=lambda lease: lease.token)
     problems = [*_of_tokens(leases), *_of_records(leases, records, commit_every)]
@@ -189,7 +189,7 @@ def _of_tokens(leases: Sequence[Lease]) -> Iterator[str]:
     for lease in reversed(leases):
         late = [c for c in lease.commits if higher_ns is not None and c.asked_ns > higher_ns]
         if late:
-            yield f"{len(late)} commits with token {lease.token} were taken after a higher token"
+            yield f"{len(late)} commits with token {lease.token} were accepted after a higher token"
         told_ns = lease.granted.told_ns
         higher_ns = told_ns if higher_ns is None else min(higher_ns, told_ns)
 
@@ -211,7 +211,7 @@ def _of_records(
 
 
 def _back(leases: Sequence[Lease], looks: Sequence[Known]) -> int:
-    """Count returned offsets below one that was known earlier, by order of tokens and by time."""
+    """Count returned offsets below an earlier known offset, by order of tokens and by time."""
     back = known = 0
     for lease in leases:
         back += lease.granted.offset < known

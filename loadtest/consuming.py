@@ -28,7 +28,7 @@ _DEADLINE_S: Final = 30.0
 """Deadline of one request, after which the worker sends it again."""
 _INSIST_S: Final = 5.0
 _COMMITS: Final = (20, 200)
-"""Least and most commits after which a worker releases its lease voluntarily."""
+"""Minimum and maximum commits after which a worker voluntarily releases its lease."""
 
 
 @dataclass(frozen=True, slots=True)

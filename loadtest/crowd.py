@@ -36,7 +36,7 @@ class CrowdPlan:
     """Workers of each consumer: at least two, so that one can take over."""
     lease_s: float = 2.0
     commit_every: int = 50
-    """Most records that a worker processes before it commits."""
+    """Maximum records that a worker processes before it commits."""
     every_s: float = 2.0
     """Seconds between the recovery of one worker and the next kill or suspension."""
 
@@ -89,7 +89,7 @@ class Crowd:
         """End the kills and suspensions, once there was at least one of each. Then wait until every
         consumer has committed all records below the offset `end`.
         """
-        assert self._hurting is not None, "they are at work"
+        assert self._hurting is not None, "the workers must be at work"
         self._over.set()
         await self._hurting
         for name in self.names:

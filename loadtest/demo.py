@@ -133,9 +133,8 @@ async def _send(
         if end < story.acknowledged:
             story.notify(f"[bold red]recovery ended at {end}: acknowledged entries are lost[/]")
             return
-        story.notify(f"it is CLOSED with {end:,} entries, all that were acknowledged among them")
-        # Entries beyond the acknowledged ones were sent, and recovery kept them: they must not be
-        # sent again.
+        story.notify(f"the ledger is CLOSED with {end:,} entries, including all acknowledged ones")
+        # Recovery also kept sent entries that were not acknowledged. They must not be sent again.
         story.acknowledged = end
         rest = await client.create_ledger()
         story.ledgers.append(rest.ledger_id)
@@ -158,7 +157,7 @@ async def _compare(path: Path, cluster: Cluster, story: Story) -> str:
     async with Client(cluster.gateways[1]) as client:
         async for payload in _payloads(client, story.ledgers):
             if payload != next(expected, None):
-                return f"entry {count:,} is not what was sent"
+                return f"entry {count:,} differs from the sent entry"
             count += 1
     if count < story.acknowledged or next(expected, None) is not None:
         return f"only {count:,} entries were read back"

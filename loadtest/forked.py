@@ -64,7 +64,7 @@ class _Forked:
 
     def __init__(self, child: ForkServerProcess) -> None:
         self._child = child
-        assert child.pid is not None, "it is started"
+        assert child.pid is not None, "the process must be started"
         self.pid = child.pid
 
     @property

@@ -68,7 +68,7 @@ class Book:
     acknowledged: int = 0
 
     def payload(self, number: int, size: int) -> bytes:
-        """The payload of an entry, which names the seed, the ledger and the entry."""
+        """The payload of an entry, which contains the seed, the ledger and the number."""
         text = f"{self.seed}:{self.ledger.ledger_id}:{number} ".encode()
         return (text * (size // len(text) + 1))[:size]
 
@@ -92,7 +92,7 @@ class Load:
         return self.books[len(self.books) // 2 :]
 
     async def append(self, book: Book, count: int = _BATCH) -> None:
-        """Append to a ledger. A failure is noted, and the end of the ledger is unknown after it."""
+        """Append to a ledger. A failure is recorded, and leaves the ledger's end unknown."""
         first = book.acknowledged
         size = self.plan.entry_bytes
         batch = [book.payload(number, size) for number in range(first, first + count)]
@@ -138,7 +138,7 @@ class Load:
             self.wrong.append(f"ledger {ledger_id}: {number} can't be read: {error.code}")
             return
         if number != last + 1:
-            self.wrong.append(f"ledger {ledger_id}: no entry {number}, {last} was acknowledged")
+            self.wrong.append(f"ledger {ledger_id}: the acknowledged entry {number} is missing")
         self.reads += 1
 
     @contextlib.asynccontextmanager
@@ -215,7 +215,7 @@ class Rate:
             await asyncio.sleep(0.25)
 
     def excess(self, bytes_per_s: int) -> int:
-        """The most bytes beyond the limit in any period. Each process may exceed it by a run."""
+        """The maximum bytes beyond the limit in any period. Each process may exceed the limit by a run."""
         worst = 0
         for series in _series(self.samples):
             for index, (begun, _, before) in enumerate(series):
@@ -277,7 +277,7 @@ async def wipe(cluster: Cluster, bookie: str) -> None:
 
 
 async def until_healed(cluster: Cluster, client: Client, gone: str, deadline_s: float) -> None:
-    """Wait until no ledger names the member `gone`, and the queue of repairs is empty.
+    """Wait until no ledger references the member `gone`, and the repair queue is empty.
 
     Raises: DeadlineMissed.
     """
@@ -288,7 +288,7 @@ async def until_healed(cluster: Cluster, client: Client, gone: str, deadline_s: 
         queue = (await healers.ask("GET", "/v1/status"))["queue"]
         return not named and queue["items"] == 0
 
-    await until(is_healed, f"nothing names {gone}", deadline_s, passing=_PASSING)
+    await until(is_healed, f"no ledger references {gone}", deadline_s, passing=_PASSING)
 
 
 async def unwhole(cluster: Cluster, load: Load) -> list[str]:
@@ -345,7 +345,7 @@ async def heal(
     await until_healed(cluster, clients[0], member, plan.delay_s + waits + plan.heal_s)
     took_s = time.monotonic() - begun - plan.delay_s
     story.healed_s.append(took_s)
-    story.say(f"nothing names {member}: {took_s:.1f} s after the delay of {plan.delay_s:g} s")
+    story.say(f"{member} is replaced: {took_s:.1f} s after the delay of {plan.delay_s:g} s")
     if victim is not None:
         await cluster.restart(victim)
     story.problems += await unwhole(cluster, load)

@@ -52,10 +52,10 @@ _ACKED_STREAM: Final = "acked"
 _ACKED_SUBJECT: Final = "acked.entries"
 _KEYED_STREAM: Final = "keyed"
 _PUBLISHES: Final = 500
-"""Publications at the same time, while a stream is filled."""
+"""Concurrent publications while a stream is filled."""
 _ACK_WAIT_S: Final = 3600.0
 _AT_ONCE: Final = 8
-"""Consumers that are created, or that fetch, at the same time."""
+"""Number of consumers that are created, or that fetch, at the same time."""
 
 _CONFIG: Final = """
 server_name: s{number}
@@ -86,7 +86,7 @@ class JetStream:
         """Groups of durable pull consumers, by the size of the group."""
         self._acked_rounds: Counter[int] = Counter()
         self._shared: dict[int, list[Any]] = {}
-        """Subscriptions to a pull consumer that workers share, by their number."""
+        """Subscriptions to a pull consumer that workers share, by the number of workers."""
         self._worked: Counter[str] = Counter()
         """Messages that the workers of a shared consumer have acknowledged."""
 
@@ -214,8 +214,8 @@ class JetStream:
 
     async def work(self, workers: int, count: int, most: int) -> Figures:
         """Let `workers` share one durable pull consumer with three copies. Each fetches `count`
-        messages and acknowledges them, the last one with a double ack. `most`: messages that a
-        round has.
+        messages and acknowledges them, the last one with a double ack. `most`: the number of
+        messages in a round.
         """
         name = f"shared-{workers}"
         await self._fill_acked(self._worked[name] + most)
@@ -263,7 +263,7 @@ class JetStream:
             self._acked += 1000
 
     async def newest(self, keys: int, size: int) -> Figures:
-        """Ask for the last message of one random subject after another, by direct gets. The stream
+        """Get the last message of one random subject after another, by direct gets. The stream
         has a message of `size` bytes for each of `keys` subjects, and three copies.
         """
         if not self._is_keyed:
@@ -341,7 +341,7 @@ async def _fetch(pull: Any, count: int) -> list[Any]:
 
 
 async def _ack_rest(messages: list[Any]) -> None:
-    """Acknowledge the messages that a round did not get to."""
+    """Acknowledge the messages that a round did not reach."""
     for message in messages:
         if not message.is_acked:
             await message.ack()

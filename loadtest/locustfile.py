@@ -84,7 +84,9 @@ class LedgerUser(FastHttpUser):
                 for entry in page["entries"]:
                     wanted = self.digests.get(entry["entry_id"])
                     if wanted and wanted != _digest(base64.b64decode(entry["data"])):
-                        answer.failure(f"entry {entry['entry_id']} is not what was acknowledged")
+                        answer.failure(
+                            f"entry {entry['entry_id']} differs from the acknowledged entry"
+                        )
                         return
                 if page["next"] <= first:
                     answer.failure(f"acknowledged entries from {first} on are missing")

@@ -26,7 +26,7 @@ def needs(*programs: str) -> None:
     """Raise Absent for the first program that is not installed."""
     for program in programs:
         if shutil.which(program) is None:
-            raise Absent(f"there is no {program} on this machine")
+            raise Absent(f"{program} is not installed on this machine")
 
 
 def installed(source: Path) -> Path:

@@ -4,9 +4,10 @@ processes are killed.
 Producers append with retries. Gateways and bookies are killed (SIGKILL) and restarted in turn,
 while a reader follows the log. The workers of consumers are processes too (`crowd.py`): the active
 one is killed and replaced, or suspended for longer than its lease. So are the workers of two queues
-(`team.py`). In the end the log is read back through every gateway. Exit status 0 only if each sent
-record is in the log once, in its producer's order and at the acknowledged offset, the follower saw
-the same records, and the checks of the consumers (`consumed.py`) and queues (`worked.py`) succeed.
+(`team.py`). In the end the log is read back through every gateway. Exit status 0 requires that each
+sent record is in the log once, in its producer's order and at the acknowledged offset. The follower
+must have seen the same records, and the checks of the consumers (`consumed.py`) and queues
+(`worked.py`) must succeed.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from services.local.cluster import START_S, StartTimeout
 
 _NAME: Final = "produce"
 _PATIENCE_S: Final = 120.0
-"""Deadline of one request, with kills and takeovers. Then the producer sends it again."""
+"""Deadline of one request, including kills and takeovers, after which the producer retries."""
 _CAUGHT_UP_S: Final = 300.0
 _SHOWN_EVERY_S: Final = 0.5
 _KEYS: Final = 200
@@ -313,7 +314,7 @@ def _plan(given: list[str] | None) -> Plan:
         "workers": (crowd.workers, "workers of each consumer; at least 2"),
         "queue_workers": (
             team.workers,
-            "workers of two queues, half of them of each; 0 for no queues",
+            "workers of two queues, half of them for each; 0 for no queues",
         ),
         "queue_processes": (team.processes, "processes of these workers"),
     }

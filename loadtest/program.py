@@ -46,7 +46,7 @@ class Seconds(float):
         """Parse the text."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
         if found is None:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a time: write 90s, 2m or 1h")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a duration: use 90s, 2m or 1h")
         return super().__new__(cls, float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]])
 
 
@@ -96,7 +96,7 @@ class Teller:
         self.console.print(took + line, soft_wrap=True, markup=False, highlight=False)
 
     def show(self, what: str, done: int = 0, total: int = 1) -> None:
-        """Show what is being done, and how much of it is done."""
+        """Show the current work, and how much of it is done."""
         self._bar.update(self._task, description=what, completed=done, total=total)
         if done and self._bar.disable and clock() - self._shown >= _LINE_EVERY_S:
             self.say(f"{what}: {done:,} of {total:,}")

@@ -23,7 +23,7 @@ WRITES: Final = ("one at a time", "64 in flight", "raw batches of 1,000")
 _MEASURED_BYTES: Final = 1024
 _MB: Final = 1e6
 _CHANGES: Final = 4
-"""Changes of a ledger's metadata: it is created, named in its log, closed and deleted."""
+"""Changes of a ledger's metadata: it is created, added to its log, closed and deleted."""
 _LOOKS: Final = 3
 """How often the collector of each member reads the metadata of a deleted ledger."""
 _LEDGERS_A_PAGE: Final = 100
@@ -53,7 +53,7 @@ class Cluster:
     ledgers: int = 10_000_000
     """Number of ledgers in the database."""
     collect_s: float = 60.0
-    """Interval at which each bookie lists the ledgers that name it (COLLECT_S)."""
+    """Interval at which each bookie lists its ledgers in the metadata (COLLECT_S)."""
     used: float = 0.7
     """The share of each resource that the cluster may use."""
 

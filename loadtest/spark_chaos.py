@@ -8,7 +8,7 @@ stream copies the log to another log. Its driver is killed RESTARTS times: at ra
 between a commit and the entry in Spark's own commit log. Meanwhile gateways are killed and answers
 are lost.
 
-In the end each number must be on both logs exactly once, and every ledger must belong to a log. The
+In the end each number must be in both logs exactly once, and every ledger must belong to a log. The
 kills end after TIME. Then the stream runs to its end, and the records are counted. Another round
 begins if there is time for one more.
 """
@@ -49,8 +49,8 @@ _WAIT_S: Final = 900.0
 """Deadline of a driver that is not killed, on a machine that may be shared and slow."""
 
 _SETTLED_S: Final = 600.0
-"""Deadline for the deletion of unpublished ledgers: the transaction must expire, or a ledger that
-its log does not name must reach ORPHAN_AGE_S. Then the next sweep deletes the ledger."""
+"""Deadline for the deletion of unpublished ledgers: the transaction must expire, or an orphaned
+ledger must reach ORPHAN_AGE_S. Then the next sweep deletes the ledger."""
 
 _ORPHAN_AGE_S: Final = 60
 """Shorter than the default of five minutes, to end a run soon, but longer than a roll."""
@@ -71,7 +71,7 @@ _LOSES: Final[tuple[What, ...]] = ("lose",)
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of what the run did, and of the errors that it found."""
+    """Counters of the run's actions, and of the errors that it found."""
 
     rows: int = 0
     lost: int = 0
@@ -149,7 +149,7 @@ class Answers:
         self.held.clear()
 
     def next(self) -> What | None:
-        """Return what to do with an answer that has arrived."""
+        """Return the action for an answer that has arrived."""
         if not self._plan:
             return None
         what = self._plan.pop(0)
@@ -227,7 +227,7 @@ class Chaos:
     partitions: int
     restarts: int
     end: float
-    """When the kills end, in the event loop's time."""
+    """The end of the kills, in the event loop's time."""
     chance: random.Random
     counts: Counts
     say: Callable[[str], None]
@@ -290,7 +290,7 @@ class Chaos:
                 self.say(f"the time is over after {number} of {self.restarts} restarts")
                 break
             self.counts.stage = f"the stream, until kill {number + 1} of {self.restarts}"
-            # The first driver also runs the batch job again whose driver was killed.
+            # The first driver also reruns the batch job whose driver was killed.
             async with self._driver(asked | {"writes": number == 0}) as driver:
                 at = self._at + asked["rows_per_batch"] * self.chance.randrange(1, 3)
                 self.answers.plan(*_LOSES if number % 4 == 2 else ())
@@ -410,12 +410,12 @@ class Chaos:
         orphans.
 
         `all_ledgers`: include ledgers that a log has dropped, which are kept as long as a roll
-        might still name them (rule 22). Otherwise only ledgers of transactions count.
+        might still reference them (rule 22). Otherwise only ledgers of transactions count.
         """
 
         async def is_clean() -> bool:
             left = await self._left(all_ledgers=all_ledgers)
-            self.counts.stage = f"waiting for the deletion of {len(left)} ledgers that no log names"
+            self.counts.stage = f"waiting for the deletion of {len(left)} orphaned ledgers"
             return not left
 
         with self.counts.timed("cleaning up"):
@@ -429,7 +429,7 @@ class Chaos:
             self.counts.orphans += len(await self._left(all_ledgers=all_ledgers))
 
     async def _left(self, *, all_ledgers: bool) -> set[int]:
-        """The ids of ledgers that no log names."""
+        """The ids of ledgers that no log references."""
         found = await asyncio.to_thread(self.http.pages, "/v1/ledgers", "ledgers")
         logs = await asyncio.to_thread(self.http.pages, "/v1/logs", "logs")
         named = {int(item["ledger_id"]) for log in logs for item in log["ledgers"]}

@@ -1,4 +1,4 @@
-"""Waiting for a condition that must become true. Tests and load wait in no other way.
+"""Waits for a condition that must become true. Tests and load use no other way of waiting.
 
 A missed deadline is a liveness failure, possibly of a shared and slow machine. It has its own class
 to distinguish it from a wrong result (AssertionError), which is always a defect.

@@ -1,4 +1,4 @@
-"""`make bench`: one program for all benchmarks, which `--list` names. Without ONLY= it runs
+"""`make bench`: one program for all benchmarks. `--list` prints their names. Without ONLY= it runs
 `compare`.
 
 A benchmark starts its systems, runs its measurements in rounds, and reports the medians as tables,
@@ -29,7 +29,7 @@ from loadtest.program import Teller, arguments, build_folder
 BENCHMARKS: Final = {
     "compare": ("loadtest.bench.compare", "quorumlog, JetStream and BookKeeper: rates, latencies, CPU, memory, goals"),
     "bookie": ("loadtest.bench.bookie", "one bookie while it is filled: rate, memory, restart, reads relative to the disk"),
-    "compaction": ("loadtest.bench.compaction", "compaction of a log by key: bytes for each second of a core, and appends meanwhile"),
+    "compaction": ("loadtest.bench.compaction", "compaction of a log by key: bytes per CPU second, and concurrent appends"),
     "compression": ("loadtest.bench.compression", "bytes and CPU of compressed requests, responses and batches"),
     "consumers": ("loadtest.bench.consumers", "commits of consumers, and acks of JetStream; the cost of 10,000 consumers"),
     "deleted": ("loadtest.bench.deleted", "the cost of deleted ledgers' ids at a bookie: memory, restart, disk, compaction"),
@@ -49,7 +49,7 @@ BENCHMARKS: Final = {
 }  # fmt: skip
 """Module and description of each benchmark. Modules are imported only when they run, to save memory."""
 _WIDTH: Final = 160
-"""Columns of tables if the output is not a terminal."""
+"""Width of tables if the output is not a terminal."""
 _COMMON: Final = {
     "list": (False, "print the names of the measurements, and end"),
     "json": (False, "print the figures as JSON"),
@@ -160,8 +160,8 @@ def main(given: list[str] | None = None) -> int:
             return 0
         if not works:
             raise SystemExit(
-                f"no measurement is named by {', '.join(words)}; --list names all benchmarks,"
-                f" --only {name} --list the measurements of this one"
+                f"no measurement matches {', '.join(words)}: --list prints all benchmarks,"
+                f" --only {name} --list prints the measurements of this one"
             )
         report = Report(name, facts(build_folder()), replace(plan, works=works))
         try:

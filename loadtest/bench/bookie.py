@@ -4,13 +4,13 @@ their number.
 Runs of 100 entries arrive over the channel, for thousands of ledgers in turn. One long ledger gets
 every twentieth run, so its entries are scattered over the whole log. The benchmark measures the
 rate of appends, the resident memory during appends, and a restart after SIGKILL until the bookie is
-ready. It also measures reads from the disk, not from its cache, at a small size and at the full
-size, with the disk's own rate.
+ready. It also measures reads from the disk rather than its cache, at a small size and at the full
+size, and the disk's own rate.
 
 Then further bookies get entries of 100 B, 1 KiB and 10 KiB. The long ledger is read through the
 channel and from the store alone, before and after a compaction, which sorts by ledger. The report
-has the share of the disk's rate and the CPU time per MB, which depends less on other work of the
-machine.
+has the share of the disk's rate and the CPU time per MB, which depends less on the machine's other
+load.
 """
 
 import argparse
@@ -295,7 +295,7 @@ async def _read_store(store: Store, ledger_id: int, end: int) -> int:
         asked = ReadAsked(store.me, first, last)
         store.read(ledger_id, asked, READ_BYTES * 2, answered.set_result)
         body = (await answered).run
-        assert body is not None, f"entry {first} is not there"
+        assert body is not None, f"entry {first} is missing"
         return Run(body)
 
     _, size = await read_in_order(read, end, store.ledger(ledger_id).row().stored_bytes // end)
@@ -306,7 +306,7 @@ OPTIONS: Final = {
     "entries": (5_000_000, "entries of the bookie that grows"),
     "entry_bytes": (100, "bytes of each of these entries"),
     "ledgers": (3000, "ledgers that are filled in turn"),
-    "in_flight_mb": (4, "MB of adds in flight; a value far above the disk's rate makes overload"),
+    "in_flight_mb": (4, "MB of adds in flight; a value far above the disk's rate causes overload"),
     "growth_only": (
         False,
         "measure only the growing bookie: no other sizes of entries, and no compaction",
@@ -329,10 +329,10 @@ _PLACES: Final = (
 def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
     """Plan a bookie that grows, and then a bookie for each size of entries."""
     if asked.ledgers < 2:
-        raise SystemExit("the benchmark needs a long ledger and at least one other: --ledgers 2")
+        raise SystemExit("--ledgers must be at least 2: a long ledger and one other")
     least = 5 * RUN_ENTRIES * max(asked.ledgers, LONG_EVERY)
     if asked.entries < least:
-        raise SystemExit(f"{asked.ledgers} ledgers need {least:,} entries at least")
+        raise SystemExit(f"--entries must be at least {least:,} for {asked.ledgers} ledgers")
     entries = asked.entries // RUN_ENTRIES * RUN_ENTRIES
     small = min(SMALL_ENTRIES, entries // 5) // RUN_ENTRIES * RUN_ENTRIES
     scale = Scale(entries, asked.entry_bytes, asked.ledgers, asked.in_flight_mb)

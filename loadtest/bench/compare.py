@@ -52,7 +52,7 @@ OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Measures the disk alone, whose rate bounds every system that syncs before it answers."""
+    """Measures the disk alone, whose rate limits every system that syncs before it responds."""
 
     folder: Path
     seconds: float
@@ -64,7 +64,7 @@ class Disk:
         yield cls(folder, seconds)
 
     async def write(self, size: int, writers: int = _COPIES) -> Figures:
-        """Let each writer write and sync `size` bytes repeatedly. MB/s are those of one writer."""
+        """Let each writer write and sync `size` bytes repeatedly. MB/s is the rate of one writer."""
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(asyncio.to_thread(self._write, self.folder / f"writer-{number}", size))

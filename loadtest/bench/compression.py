@@ -3,7 +3,7 @@
 The SDK appends the same JSON records in batches and reads them back in pages. Each round runs all
 variants, plain and compressed, so that other work on the machine affects them equally; the medians
 of the rounds are reported. A relay in front of the gateway counts bytes on the wire in separate
-runs. In the end the benchmark measures how long single calls of the compressors block the event
+runs. Finally, the benchmark measures how long single calls of the compressors block the event
 loop.
 """
 
@@ -120,7 +120,7 @@ async def read(log: Log, start: int, count: int) -> None:
     end = start + count
     while start < end:
         page = await log.read(start, limit=10_000)
-        assert page.records, "all were appended"
+        assert page.records, "no record may be missing"
         start = page.next
 
 
@@ -188,7 +188,7 @@ class System:
 
 
 def longest_ms(work: Callable[[], object], times: int = 20) -> float:
-    """The median CPU time in milliseconds of some calls that block the event loop."""
+    """The median CPU time in milliseconds of `times` calls that block the event loop."""
     taken = []
     for _ in range(times):
         began = thread_time()

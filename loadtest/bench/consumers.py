@@ -198,7 +198,7 @@ class Ours:
                     if (now := clock()) - began >= seconds:
                         writer.close()
                         return
-                    due = max(due + beat, now - beat)  # late requests are not made up for
+                    due = max(due + beat, now - beat)  # late requests are skipped
                     data = body()
                     writer.write(b"%b%d\r\n\r\n%b" % (head, len(data), data))
                     status = await _status(reader)

@@ -35,7 +35,7 @@ from services.bookie.store import Store
 
 ONE_BY_ONE: Final = 100_000
 LOOKUPS: Final = 20_001
-"""More ledgers than the store keeps in memory, so that it evicts them again."""
+"""Lookups of more ledgers than the store keeps in memory, so that it evicts them again."""
 _ME: Final = "b1@1"
 _MB: Final = 1_000_000
 
@@ -55,7 +55,7 @@ def _bytes_of(folder: Path) -> int:
 
 
 def _sizes(directory: Path) -> Figures:
-    """The sizes of the log and the index in a directory whose store was stopped in order."""
+    """The sizes of the log and the index of a store that was shut down cleanly."""
     return {
         "log MB": _bytes_of(directory / "log") / _MB,
         "index MB": _bytes_of(directory / "index") / _MB,
@@ -92,7 +92,7 @@ def fill(directory: Path, count: int) -> Figures:
 
 
 def restart(directory: Path, _count: int) -> Figures:
-    """Measure a start, and the lookup of a new ledger id that the first add to a ledger makes."""
+    """Measure a start, and the lookup of a new ledger's id at the first add to the ledger."""
     with _opened(directory) as (store, took, memory):
         memory_at_start = _rss()
         began = clock()

@@ -1,9 +1,9 @@
-"""Streams of a gateway with three synced copies, and of the Durable Streams server from npm with
-one, in one run.
+"""Streams of a gateway, with three synced copies, compared with streams of the Durable Streams server
+from npm, with one copy.
 
 Both systems get the same requests from the same client. Each round runs every measurement of both,
 and the medians of the rounds are reported. The client is wrk for appends, and reads have no
-compression. Times in seconds say little on a shared machine; the servers' CPU per record
+compression. Times in seconds are unreliable on a shared machine; the servers' CPU per record
 depends least on other work. The server from npm is left out if this machine has no Node, or can't
 reach npm's registry.
 """
@@ -192,7 +192,7 @@ class Load:
                 async with asyncio.timeout(_SETTLE_S):
                     await asyncio.gather(*(reader.ready.wait() for reader in readers))
             except TimeoutError:
-                raise Failed("not all readers could begin") from None
+                raise Failed("not all readers could begin to follow the stream") from None
             with Meter(self.pids) as meter:
                 await self._write(path)
                 await asyncio.wait(following, timeout=_SETTLE_S)
@@ -254,7 +254,7 @@ def _read_all(connection: http.client.HTTPConnection, path: str, buffer: bytearr
 @dataclass(eq=False, slots=True)
 class Reader:
     """A reader that follows a stream from its tail and checks each record. If the server ends the
-    events, which it may do after a minute, the reader connects again at its last offset.
+    event stream, which it may do after a minute, the reader connects again at its last offset.
     """
 
     total: int

@@ -1,6 +1,6 @@
 """The cost of an append to a log at a gateway that does not own the log and forwards the append.
 
-The same requests go to the owner and to the other one of two gateways in turn. The report has the
+The same requests go to the owner and to the other gateway in turn. The report has the
 CPU of each gateway and of the bookies, since forwarded appends are batched differently. The result
 shows whether several gateway processes behind one port would pay off, although most requests would
 reach the wrong process.

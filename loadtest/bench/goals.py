@@ -1,6 +1,6 @@
 """The goals of a benchmark, and their outcomes in a run.
 
-A goal relative to another system is the ratio of two figures of the same round; the median of the
+A goal relative to another system is the ratio of two figures of the same round. The median of the
 ratios over the rounds is compared with the bound. So a machine that is slow for a minute affects
 both systems.
 """
@@ -33,7 +33,7 @@ class Goal:
     """Divisor of the figure, such as the number of copies."""
 
     def __str__(self) -> str:
-        """The goal as people read it."""
+        """The goal as text."""
         beside = f" x {_common(self.beside)}" if self.beside else ""
         return f"{self.sign} {self.bound:g}{beside}"
 
@@ -46,7 +46,7 @@ class Outcome:
     ours: float
     """The median of the goal's figure."""
     theirs: float | None
-    """The median of the figure that it is compared with, if any."""
+    """The median of the figure of the other measurements, if any."""
     value: float
     """The value that is compared with the bound: the figure, or the median ratio."""
 
@@ -98,14 +98,14 @@ def _ours(work: str) -> str:
 
 
 LOAD: Final = _ours("the largest load")
-"""The measurement before and after which memory is compared."""
+"""The measurement during which memory must not grow."""
 FLAT: Final = 1.1
 """Highest growth of memory during the load, as a ratio. Allocators' noise is below a tenth."""
 _JETSTREAM: Final = {
     count: (f"JetStream: publish, {count}", f"JetStream: nats bench, {count}")
     for count in (1, 64, 256, 2000)
 }
-"""JetStream's clients with as many messages in flight: nats-py, and its own load generator in Go."""
+"""JetStream's clients by the number of messages in flight: nats-py, and its own load generator in Go."""
 _JETSTREAM_BEST: Final = (
     *(name for names in _JETSTREAM.values() for name in names),
     *(f"JetStream: nats bench {how}" for how in ("4 x 500", "atomic, 4 x 1000", "fast, 1000")),
@@ -115,7 +115,7 @@ _NATS_READS: Final = tuple(f"JetStream: read in order{how}" for how in ("", ", n
 _ADD_ENTRY: Final = "BookKeeper: asyncAddEntry, "
 _BATCHED: Final = "BookKeeper: read in order, batched"
 
-# Those beside a peer compare with its best client, and were set on 2026-11-30.
+# Goals relative to a peer use the peer's best client, and were set on 2026-11-30.
 GOALS: Final = (
     Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 0.8, _JETSTREAM[1]),
     Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 1.3, (f"{_ADD_ENTRY}1",)),
@@ -152,8 +152,8 @@ GOALS: Final = (
         Goal(LOAD, f"{role} RSS", "<=", FLAT, (LOAD,), f"{role} RSS before")
         for role in ("gateway", "servers")
     ),
-    # Beside the same appends: at 100 appends a second each process sleeps in between, so an append
-    # takes longer than in `HTTP, 1`.
+    # Compared with the same appends: at 100 appends per second each process sleeps in between, so an
+    # append takes longer than in `HTTP, 1`.
     Goal(_TAIL, "p50 ms", "<=", 1.2, (_TAIL,), "append p50 ms"),
     Goal(_ours("10000 open ledgers"), "p99 ms", "<=", 1.3, (_ours("1 open ledger"),)),
 )  # fmt: skip

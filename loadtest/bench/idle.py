@@ -2,7 +2,7 @@
 
 Each ledger and log has one record. Memory is the RSS of all processes of a kind. CPU is that of the
 gateway, the bookies and the metadata service in an idle second. These processes send each other
-periodic requests, whatever is open.
+periodic requests even if nothing is open.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Reads by key: the newest record of a key, compared with JetStream's last message of a subject,
-and the bytes that a gateway receives for a read of all records of a key.
+"""Reads of the newest record of a key, compared with JetStream's last message of a subject. Also
+measures the bytes that a gateway receives for a read of all records of a key.
 
 The log has many sealed ledgers with indexes of their keys, and each key is in many ledgers.
 JetStream has a stream with three replicas and one message per key, with fewer keys. Its client

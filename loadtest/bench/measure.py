@@ -1,7 +1,7 @@
 """Measurements: a rate, latencies, and the CPU and memory of each process.
 
-A time in seconds says little on a shared machine. The CPU per entry of each process depends least
-on other work of the machine.
+Times in seconds are unreliable on a shared machine. The CPU per entry of each process depends least
+on the machine's other work.
 """
 
 import asyncio
@@ -255,7 +255,7 @@ async def by_program(meter: Meter, argv: Sequence[str], *, deadline_s: float = 1
                 await program.wait()
     meter.cpu_s["client"] = _of_children() - before
     if program.returncode:
-        raise Failed(f"{argv[0]} ended with {program.returncode}: {errors.decode()[-500:]}")
+        raise Failed(f"{argv[0]} ended with status {program.returncode}: {errors.decode()[-500:]}")
     return printed.decode()
 
 
@@ -272,7 +272,7 @@ async def by_wrk(meter: Meter, url: str, connections: int, seconds: float) -> Fi
     ]  # fmt: skip
     reported = orjson.loads((await by_program(meter, argv)).splitlines()[-1])
     if reported["errors"]:
-        raise Failed(f"wrk met {reported['errors']} errors")
+        raise Failed(f"wrk reported {reported['errors']} errors")
     meter.seconds = reported["us"] / 1e6
     times = {f"p{each:g} ms": reported["latency_us"][f"{each:g}"] / 1e3 for each in (50, 99, 99.9)}
     return meter.figures(reported["requests"], KIB) | times

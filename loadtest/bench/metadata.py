@@ -1,9 +1,9 @@
 """The rates of the metadata service with few and with many ledgers. LEDGERS= sets the numbers.
 
-Its Postgres has its data on the clone's disk, and syncs. All ledgers are copies of one
-closed ledger, inserted by SQL in bulk, with members on a hundred bookies in turn and two tokens of
-changes each. If the cost of a request grows with the number of ledgers, it lacks an index or reads
-too much, and does not reach its goal.
+The service's Postgres has its data on the clone's disk, and syncs. All ledgers are copies of one
+closed ledger, inserted by SQL in bulk. Their members are on a hundred bookies in turn, and each has
+two change tokens. If the cost of a request grows with the number of ledgers, it lacks an index or
+reads too much, and does not reach its goal.
 """
 
 import argparse
@@ -137,7 +137,7 @@ class Service:
         return f"bookie-{self.drawn.randrange(_BOOKIES)}"
 
     def named(self, limit: int) -> Awaitable[object]:
-        """Request a page of ledgers that name a random bookie."""
+        """Request a page of ledgers that reference a random bookie."""
         query = {"limit": str(limit), "after": str(self.some())}
         path = f"/v1/bookies/{self.bookie()}/ledgers"
         return self.client.ask("GET", path, gives=LedgerIds, query=query)
@@ -171,7 +171,7 @@ async def _filled(
             running(None, bookies=3, gateways=1, data=Path(own)) as cluster,
             cluster.session() as session,
         ):
-            # Autorecovery would consider the named bookies that do not run to be lost.
+            # Autorecovery would treat the bookies that do not run as lost.
             for name in [each for each in cluster.names if each.startswith("autorecovery")]:
                 await cluster.stop(name)
             client = MetadataClient([cluster.url("metadata-1")], session, deadline_s=60)

@@ -84,7 +84,7 @@ class LoneBookie:
 @asynccontextmanager
 async def lone_bookie(folder: Path) -> AsyncIterator[LoneBookie]:
     """Run a bookie without gateways and autorecovery. Deletes the data after the block."""
-    # The metadata does not have the bookie's ledgers, so the bookie must not ask for them.
+    # The metadata service does not know the bookie's ledgers, so the bookie must not collect them.
     environment = {"COLLECT_S": "86400"}
     with TemporaryDirectory(prefix="bookie-", dir=folder, ignore_cleanup_errors=True) as own:
         async with running(
@@ -119,7 +119,7 @@ def disk_mb_s(data: Path) -> float:
     began, size = clock(), 0
     buffer = bytearray(READ_BYTES)
     paths = sorted((data / "log").glob("*.log"))
-    # Without the last file, which is not full yet: holes are read without the disk.
+    # Skip the last file, which is not full yet: holes are read without the disk.
     for path in paths[:-1] or paths:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -261,7 +261,7 @@ async def read_in_order(
         at, high = low, min(end, low + stretch) - 1
         while at <= high:
             run = await read(at, high)
-            assert run.first == at, f"entry {at} is not there"
+            assert run.first == at, f"entry {at} is missing"
             assert run.count == run.last - at + 1
             at = run.last + 1
             size += len(run.body)

@@ -45,7 +45,7 @@ _FRAME: Final = 12 + KIB
 """Bytes of one entry in a page of frames."""
 _ROLES: Final = {"gateway": "gateway", "bookie": "servers"}
 _UNANSWERED_MAX: Final = 2000
-"""Most entries of a stream that are sent but not yet acknowledged."""
+"""Maximum entries of a stream that are sent but not yet acknowledged."""
 _LINES: Final = 100
 _TAIL_RATE: Final = 100.0
 """Appends per second while a reader follows the ledger."""
@@ -166,8 +166,8 @@ class Ours:
         return await self._requests(body, FRAMES, _in_flight(count * size), size, count)
 
     async def largest_load(self) -> Figures:
-        """Measure whether memory grows: raw batches of 1000, one ledger after another, for longer
-        than other measurements.
+        """Measure whether memory grows during raw batches of 1000, to one ledger after another, for
+        longer than other measurements.
 
         The bookies' and the gateway's caches are filled before the measurement.
         """
@@ -251,7 +251,7 @@ class Ours:
         return meter.figures(window.sent, KIB)
 
     async def tail(self) -> Figures:
-        """Measure the latency from before an append until a following reader has the entry."""
+        """Measure the time from just before an append until a reader at the tail has the entry."""
         records = max(1, round(_TAIL_RATE * self.seconds))
         scale = tail.Scale(1, 1, records, _TAIL_RATE, is_log=False)
         figures = await tail.run(scale, self.cluster)
@@ -351,7 +351,7 @@ class Ours:
 
 
 def _in_flight(batch_bytes: int) -> int:
-    """Concurrent requests with a batch of so many bytes each."""
+    """The number of concurrent requests with a batch of `batch_bytes` each."""
     return max(_BATCHES_IN_FLIGHT, _BATCHED_BYTES // batch_bytes)
 
 

@@ -33,7 +33,7 @@ _AT_ONCE: Final = 500
 
 
 async def _measured(cluster: Cluster, count: int) -> Figures:
-    """Measure a rebuild with `count` ledgers. The time of storing the copies is separate."""
+    """Measure a rebuild with `count` ledgers, and separately the storing of the copies."""
     async with aiohttp.ClientSession(headers=cluster.headers) as session:
         row = await _closed_row(cluster)
         began = time.perf_counter()

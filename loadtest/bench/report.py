@@ -184,8 +184,8 @@ class Report:
         return _table(columns.title, figures, zip(rows, cells, strict=True))
 
     def _memory(self) -> Table:
-        """A table with the memory of each role's largest process: its maximum over all measurements
-        in the first and the last round, and its values before and after the largest load.
+        """A table with the memory of each role's largest process. It has the maximum over all measurements
+        in the first and the last round, and the values before and after the largest load.
         """
         names = ["first round", "last round"]
         if LOAD in self.results:

@@ -170,7 +170,7 @@ class Ways:
         }
 
     def write(self, format_: str, log: str) -> None:
-        """Write the rows to a log by a data source."""
+        """Write the rows to a log with a data source."""
         writer = self.frame.write.format(format_).option("gateway.url", self.cluster.urls)
         writer.option("topic", log).mode("append").save()
 

@@ -1,9 +1,9 @@
 """The cost of many small streams of the Durable Streams protocol, with one message each.
 
 The streams are opened, appended to, closed and read; each step runs for all streams before the next
-step. For each step the benchmark measures the rate, the memory (RSS) that a stream adds to the
-gateways, the bookies and the metadata service, and the CPU of an idle second after it. The client
-runs on the same machine.
+step. For each step the benchmark measures the rate and the CPU of an idle second. It also measures
+the memory (RSS) that a stream adds to the gateways, the bookies and the metadata service. The
+client runs on the same machine.
 """
 
 import argparse

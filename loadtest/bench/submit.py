@@ -1,4 +1,4 @@
-"""The cost of an append in the SDK, with a server that answers at once instead of a gateway.
+"""The cost of an append in the SDK, with a server that responds at once instead of a gateway.
 
 The async and the sync client submit COUNT records of 100 bytes to a server in another process. Then
 tasks that wait for each append send COUNT records of 1 KiB. The figures show the SDK's own cost,

@@ -124,7 +124,7 @@ async def _created(session: aiohttp.ClientSession, gateway: str, scale: Scale) -
 
 
 async def _expected(session: aiohttp.ClientSession, url: str, scale: Scale) -> bytes:
-    """Read the whole ledger, and return the digest of its records, as events would have them.
+    """Read the whole ledger, and return the digest of its records in the form of events.
 
     Raises: Wrong unless every record is in the ledger exactly once.
     """
@@ -135,7 +135,7 @@ async def _expected(session: aiohttp.ClientSession, url: str, scale: Scale) -> b
         lines = (await answer.read()).splitlines()
     for number, line in enumerate(lines):
         if b'"%b":%d,' % (name, number) not in line:
-            raise Wrong(f"the read itself is wrong at {number}")
+            raise Wrong(f"the read of the whole ledger lacks record {number}")
         sent.add(_HEAD.unpack_from(_data_of(b"data: " + line))[1:])
         digest.update(line)
     if len(lines) != scale.total or len(sent) != scale.total:
@@ -144,9 +144,9 @@ async def _expected(session: aiohttp.ClientSession, url: str, scale: Scale) -> b
 
 
 async def run(scale: Scale, cluster: Cluster) -> Figures:
-    """Let readers follow the tail while writers append. Latencies are from just before an append
-    until a reader has the record; `append p50 ms`: until the same appends' responses. A wrong
-    reader missed a record, or saw a wrong one.
+    """Let readers follow the tail while writers append. Latencies last from just before an append
+    until a reader has the record, and in `append p50 ms` until the append's response. A reader is
+    wrong if it missed a record, or got a wrong one.
     """
     gateway = cluster.gateways[0]
     meter = Meter({"gateway": [cluster.pid("gateway-1")]})

@@ -36,7 +36,7 @@ _STOP_S: Final = 20.0
 _ANSWER_S: Final = 60.0
 """Deadline for an answer of the client, in addition to the time of the measurement."""
 _WARM_UP: Final = 2.0
-"""How many measurements the first appends last, in which the JVMs compile their code."""
+"""Duration of the first appends, in which the JVMs compile their code, in measurements."""
 
 _ZOOKEEPER: Final = """
 tickTime=1000
@@ -295,7 +295,7 @@ class BookKeeper:
                 reported = await self._answer(self._client)
         except TimeoutError as error:
             raise Failed(
-                f"BookKeeper's client had no answer to `{question}` within {deadline_s:g} s"
+                f"BookKeeper's client gave no answer to `{question}` within {deadline_s:g} s"
             ) from error
         finally:
             if reported is None and self._client is not None:
@@ -317,7 +317,7 @@ class BookKeeper:
 
 
 def _figures(meter: Meter, reported: Figures, size: int = KIB) -> Figures:
-    """The figures of a measurement, by the client's own time, without communication."""
+    """The figures of a measurement, for the client's own time, which excludes communication."""
     meter.seconds = reported["s"]
     latencies = {name: value for name, value in reported.items() if name.startswith("p")}
     return meter.figures(round(reported["entries"]), size) | latencies

@@ -35,14 +35,14 @@ from services.autorecovery.writers import Writers
 
 _HEARTBEAT_S: Final = 1.0
 _COPY_BYTES: Final = 1 << 20
-"""Repairs read at most this much at a time, so that no larger burst exceeds a copy limit."""
+"""Maximum size of one read of a repair, which also bounds the bursts above a copy limit."""
 
 
 class Measures(Collector):
     """The Prometheus metrics of this process, computed at each scrape."""
 
     def __init__(self, app: web.Application) -> None:
-        """`app` has no metrics until its parts have started."""
+        """`app`: the application to measure; it has no metrics until its parts have started."""
         self._app = app
 
     def collect(self) -> Iterable[Metric]:
@@ -145,8 +145,8 @@ async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             directory,
             timers,
             tasks,
-            # Repairs have no quorum timeout, because a paced add may wait long until it is sent.
-            # After that its channel always answers, if only with `unknown`.
+            # Repairs have no quorum timeout, because a paced add may wait long before it is sent.
+            # Once the add is sent, its channel always answers, at worst with `unknown`.
             MachineTimes(quorum_s=inf),
             read_bytes_max=_COPY_BYTES,
         )

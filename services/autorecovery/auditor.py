@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 _RECOVERY_S: Final = 60.0
 _DRAIN_SHARE: Final = 20
-"""The auditor pauses its work on drains, or its checks of open ledgers, for this many times as long
-as the last round took. So each takes about 5 % of the auditor's time."""
+"""Pause after a round of drains or of checks of open ledgers, as a multiple of the round's
+duration: each of the two takes about 5 % of the auditor's time."""
 _PAUSE_MAX_S: Final = 30.0
-"""The longest of these pauses: a round may have been slow only because the metadata service was."""
+"""Maximum pause, since a round may have been slow only because the metadata service was slow."""
 _BLOCKED_MAX: Final = 100
-"""At most this many blocked recoveries are reported with reasons; all are counted and logged."""
+"""Maximum number of blocked recoveries reported with reasons; all are counted and logged."""
 _LEASE: Final = "auditor"
 
 
@@ -49,7 +49,7 @@ class Auditor:
     """
 
     _name: str
-    """The name under which this process takes the lease; unique to the process."""
+    """The unique name under which this process takes the lease."""
     _config: Config
     _metadata: MetadataClient
     _repairs: RepairClient
@@ -77,13 +77,13 @@ class Auditor:
         self.recovered = 0
         self.blocked_count = 0
         self.blocked: dict[int, QuorumLogError] = {}
-        """The errors of blocked recoveries by ledger id, of at most `_BLOCKED_MAX` ledgers."""
+        """The errors of blocked recoveries by ledger id, for at most `_BLOCKED_MAX` ledgers."""
         self.blocked_ledgers: set[int] = set()
         """The ids of all ledgers whose recovery is blocked."""
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
         self.liveness_age_s: float | None = None
-        """How long Redis had recorded liveness at the last audit; None if unknown."""
+        """Time for which Redis had recorded liveness at the last audit; None if unknown."""
 
     def trigger(self) -> None:
         """Starts a full audit now."""
@@ -113,7 +113,7 @@ class Auditor:
             self._wake.clear()
 
     async def audit(self) -> None:
-        """Runs one audit: lost members, drains and open ledgers."""
+        """Runs one audit of lost members, drains and open ledgers."""
         triggers = self._triggers
         now = awake().time()
         self._lost.grace_s = self._steering.lost_bookie_delay_s
@@ -148,7 +148,7 @@ class Auditor:
         self.audit_s = awake().time() - now
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Notes that writers, and with `from_bookies` bookies, can't be observed now (rule 21)."""
+        """Records that writers (and bookies if `from_bookies`) can't be observed now (rule 21)."""
         now = awake().time()
         self._refused.note_unobserved(now)
         self._silent.note_unobserved(now)
@@ -156,12 +156,12 @@ class Auditor:
             self._lost.note_unobserved(now)
 
     def _note_audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
-        """Stores `at` for a member in `when`, unless a full audit was triggered since then."""
+        """Stores `at` for a member in `when`, unless a full audit was triggered in the meantime."""
         if triggers == self._triggers:
             when[member] = at
 
     async def _hurry_repairs_for_returned(self, bookies: Iterable[BookieInfo]) -> None:
-        """Retries waiting repairs at once if a bookie has returned, since they may wait for it."""
+        """Retries waiting repairs at once if a bookie has returned, since they may need the bookie."""
         there = frozenset(bookie.id for bookie in bookies if bookie.state == "writable")
         if not there <= self._writable:
             await self._repairs.hurry()
@@ -169,7 +169,7 @@ class Auditor:
 
     async def _queue_drains(self, bookies: Iterable[BookieInfo]) -> None:
         """Queues repairs of all entries of draining members, without a grace period. Each audit
-        does so again, because gateways that don't know of a drain may choose the member.
+        repeats this, because a gateway with an old list may still choose the member.
         """
         clock = awake().time
         begun, triggers = clock(), self._triggers
@@ -190,7 +190,7 @@ class Auditor:
             self._note_audited(self._drain_due_at, member, again_at, triggers)
 
     async def _report_drain(self, member: str) -> None:
-        """Logs the end of a drain, or what the drain waits for, if that has changed."""
+        """Logs that a drain has ended, or the changed reason why the drain has not ended."""
         is_paused = self._steering.is_paused
         try:
             left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
@@ -250,7 +250,7 @@ class Auditor:
         open_ledgers = {
             row.ledger_id: row.writer async for row in self._metadata.rows(state=State.OPEN)
         }
-        # In the order of the ledgers, so that a simulation's seed says in which order they are probed.
+        # Keep the order of the ledgers, so that a simulation's seed determines the order of the probes.
         writers = [*dict.fromkeys(writer for writer in open_ledgers.values() if writer)]
         answers = dict(
             zip(
@@ -286,7 +286,7 @@ class Auditor:
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
-        """Probes the writer again: whether it is gone or, if `is_silence_enough`, silent."""
+        """Probes again; returns whether the writer is gone or, if `is_silence_enough`, silent."""
         if row.writer is None or row.state is not State.OPEN:
             return True
         presence = await self._writers.presence_of(row.writer)
@@ -335,5 +335,5 @@ class Auditor:
 
 
 def _pause_s(spent_s: float) -> float:
-    """How long to pause after work that took `spent_s` seconds."""
+    """The pause, in seconds, after work that took `spent_s` seconds."""
     return min(_DRAIN_SHARE * spent_s, _PAUSE_MAX_S)

@@ -1,9 +1,9 @@
 """The replica check: compares the entries that bookies report as stored with the write sets.
 
 Bookies compute digests of their own copies (ledger, entry, length, payload), so replicas are
-compared without transferring entries. The answer of a bookie that is unreachable, in limbo, or
-another incarnation is unknown: its entries do not count as missing. Only closed fragments are
-checked, because the last fragment of an open ledger belongs to its writer.
+compared without transferring entries. If a bookie is unreachable, in limbo, or another incarnation,
+its answer is unknown, and its entries do not count as missing. Only closed fragments are checked,
+because the last fragment of an open ledger belongs to its writer.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody, RangeDigest
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
 _SPANS: Final = 8
-"""How many ranges one request has. A bookie reads them from memory in well below a second."""
+"""Number of ranges in one request. A bookie reads them from memory in well below a second."""
 _ASK_S: Final = 60.0
 _PRESENT_MAX: Final = 1000
-"""A bookie reports at most this many ranges. Entries beyond the last reported range are unknown."""
+"""Maximum number of ranges in a bookie's report. Entries beyond the last range are unknown."""
 
 _LACKS_MAX: Final = 100
-"""If a member lacks more ranges than this, everything from the first to the last is copied."""
+"""A member that lacks more ranges than this gets all entries from the first to the last range."""
 
 Range = tuple[int, int]
 
@@ -54,18 +54,18 @@ class ReplicaReport:
 
     ledger_id: int
     entries: int = 0
-    """How many entries of closed fragments were checked."""
+    """Number of checked entries, all of them in closed fragments."""
     open_from: int | None = None
     """The first entry of the open fragment, which is not checked; None if the ledger has none."""
     lacks: list[Lack] = field(default_factory=list)
     differing: list[Range] = field(default_factory=list)
-    """Ranges of which members have different complete copies: an alarm (rule 2), never repaired."""
+    """Ranges whose complete copies differ between members. This raises an alarm (rule 2)."""
     silent: list[str] = field(default_factory=list)
     """Members that did not report on all of their entries."""
     suspects: list[Range] = field(default_factory=list)
     """Ranges without a complete copy: some of their entries may be lost."""
     lost: tuple[Answers, ...] = ()
-    """Ranges of entries that are denied by every bookie that could have them."""
+    """Lost ranges: all bookies that could store these entries deny them."""
 
     @property
     def is_whole(self) -> bool:
@@ -97,7 +97,7 @@ class ReplicaCheck:
     _session: aiohttp.ClientSession
 
     async def check(self, row: LedgerMetadata) -> ReplicaReport:
-        """Checks one ledger. `row` may be old metadata, so `recheck` must confirm the findings."""
+        """Checks one ledger. `row` may be outdated, so `recheck` must confirm the findings."""
         report = ReplicaReport(row.ledger_id)
         if row.fragment_last(len(row.fragments) - 1) is None:
             report.open_from = row.fragments[-1].first_entry
@@ -128,8 +128,8 @@ class ReplicaCheck:
         return report
 
     async def recheck(self, row: LedgerMetadata, lacks: Iterable[Lack]) -> list[Lack]:
-        """Returns the findings that still hold. `row` is metadata that was just read: it must still
-        name the member in the fragment, and the member must report the same again.
+        """Returns the findings that are still true: according to `row`, which was just read, the
+        member is still in the fragment, and the member reports the same again.
         """
         kept: list[Lack] = []
         for lack in lacks:
@@ -145,7 +145,7 @@ class ReplicaCheck:
     ) -> Ranges | None:
         """Returns the ranges of first..last, in closed fragments, that a member lacks on its disk
         (rule 20a). Entries that a full report leaves out count as lacking. Returns None if the
-        member does not report on a share at all.
+        member's answer lacks one of the shares.
         """
         found: list[Range] = []
         for shares in _batches(_within(row, member, first, last)):
@@ -164,7 +164,7 @@ class ReplicaCheck:
     async def _ask(
         self, member: str, ledger_id: int, shares: Sequence[_Share], *, from_disk: bool = False
     ) -> dict[_Share, RangeDigest]:
-        """Requests a member's digests of its shares; omits shares that it does not report."""
+        """Requests a member's digests of its shares; omits shares that are not reported."""
         mine: dict[tuple[int, int], list[_Share]] = defaultdict(list)
         for share in shares:
             if member in share.members:
@@ -252,7 +252,7 @@ def _batches(shares: Iterator[_Share]) -> Iterator[list[_Share]]:
 
 
 def _lacks(member: str, share: _Share, answer: RangeDigest) -> Iterator[Lack]:
-    """Yields the entries of a share that a member lacks, as ranges for each reason."""
+    """Yields the entries of a share that a member lacks, as one range per reason and gap."""
     if answer.entries == len(share.ids):
         return
     known_to = share.last

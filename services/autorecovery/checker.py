@@ -1,8 +1,8 @@
 """Periodic checks of all ledgers' copies, and checks of single ledgers on request.
 
-Each finding is checked again with new metadata, at the member that lacks the entries, before its
-repair is queued. Damage that bookies report is checked in the same way. Members of CLOSED ledgers
-are sent a copy of the metadata, because they may have missed a change (rule 18b).
+Before a repair is queued, the finding is checked again with new metadata at the member that lacks
+the entries. Damage that bookies report is checked in the same way. Members of CLOSED ledgers are
+sent a copy of the metadata, because they may have missed a change (rule 18b).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from services.autorecovery.findings import KnownLosses, missing_zones
 log = logging.getLogger(__name__)
 
 _REQUESTED_MAX: Final = 4
-"""Requested checks that run at once (chosen by judgement)."""
+"""Maximum number of requested checks at a time (chosen by judgement)."""
 _CHECKS_AT_ONCE: Final = 4
 _ASK_S: Final = 10.0
 _MISPLACED_MAX: Final = 10
@@ -64,9 +64,9 @@ class Checker:
         self.is_passing = False
         """Whether a check of all ledgers runs."""
         self.pass_ledgers = 0
-        """How many ledgers the running pass, or the last one, has dealt with."""
+        """Number of ledgers checked by the running pass, or else by the last one."""
         self.former_ledgers: int | None = None
-        """How many ledgers the last complete pass had; None if there was none."""
+        """Number of ledgers in the last complete pass; None before the first."""
 
     def trigger(self) -> None:
         """Starts a check of all ledgers now."""
@@ -95,7 +95,7 @@ class Checker:
                 log.exception("check-failed")
 
     async def check_all(self) -> None:
-        """Checks every ledger once, `_CHECKS_AT_ONCE` at a time."""
+        """Checks every ledger once, with `_CHECKS_AT_ONCE` concurrent checks."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         misplaced: list[int] = []
@@ -120,11 +120,11 @@ class Checker:
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
     async def verify_on_request(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
-        """Like `verify`, for a caller of the API. Concurrent checks are limited, since each reads
+        """Runs `verify` for a caller of the API. Concurrent checks are limited, since each reads
         all copies. Raises: Overloaded if `_REQUESTED_MAX` requested checks already run.
         """
         if self._requested >= _REQUESTED_MAX:
-            raise Overloaded(f"{_REQUESTED_MAX} requested checks already run in this process")
+            raise Overloaded(f"{_REQUESTED_MAX} requested checks already run: retry later")
         self._requested += 1
         try:
             return await self.verify(ledger_id, queue=queue)
@@ -132,7 +132,7 @@ class Checker:
             self._requested -= 1
 
     async def verify(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
-        """Checks one ledger now, and with `queue` queues repairs. Raises: NoSuchLedger,
+        """Checks one ledger now; queues the repairs if `queue` is true. Raises: NoSuchLedger,
         MetadataUnavailable.
         """
         return await self._verify(await self._metadata.get(ledger_id), queue=queue)
@@ -159,7 +159,7 @@ class Checker:
         if queue:
             await self._queue_placed(row)
         if queue and row.state is State.CLOSED:
-            # A member that already has the copy writes nothing, so no member is asked first.
+            # No member is queried first, because a member that has the copy writes nothing.
             await spread(row, self._ports)
         report = await self._replicas.check(row)
         report.lost = await self._losses.recheck(row, tuple(report.suspects))
@@ -188,8 +188,8 @@ class Checker:
         return report
 
     async def _queue_placed(self, row: LedgerMetadata) -> None:
-        """Queues repairs that lack only their last step (rule 20b). If the database went back or
-        was rebuilt, the queue may lack such repairs, and the former member would be kept for ever.
+        """Queues repairs that lack only their last step (rule 20b). The queue may lack such repairs
+        after the database went back or was rebuilt, and the former member would be kept for ever.
         """
         targets = {repair.target for repair in row.placed_repairs}
         if targets:

@@ -1,7 +1,7 @@
 """The progress of a drain: which ledgers still name the draining bookie, and why.
 
-The progress is computed from the current metadata. So a drain survives any restart, and is done
-when no metadata names the bookie, whichever process caused that.
+The progress is computed from the current metadata, so a drain survives any restart. A drain is done
+when no metadata names the bookie any longer, whichever process removed it.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ class Drain(Body):
     bookie: str
     state: BookieState
     done: bool
-    """True: no metadata names the bookie, so it may be stopped and decommissioned."""
+    """True if no metadata names the bookie, so that it may be stopped and decommissioned."""
     ledgers: int
     repairs: int
     """The number of items for the bookie in the repair queue."""
@@ -59,11 +59,11 @@ async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = Fal
 
 
 def _why(first: Sequence[LedgerUse], state: BookieState | None, *, is_paused: bool) -> str:
-    """Why a drain is not done: what stops all of it, or the most frequent reason of its ledgers."""
+    """Why a drain is not done: a cause for all ledgers, or the most frequent one among them."""
     if is_paused:
-        return "copying is paused: `quorumlog repair resume` ends that"
+        return "copying is paused: run `quorumlog repair resume` to continue"
     if state not in ("draining", "lost", None):
-        return f"the bookie is {state}: nothing moves its entries"
+        return f"the bookie is {state}, not draining, so its entries are not moved"
     reasons = Counter(_reason(use) for use in first)
     return reasons.most_common(1)[0][0] if reasons else "repairs are queued"
 

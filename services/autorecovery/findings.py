@@ -1,5 +1,5 @@
-"""Decides which bookies are lost and which ledgers are at risk, by pure functions of metadata and
-liveness. Remembers lost entries (rule 31) until the loss is accepted or a copy turns up.
+"""Decides from metadata and liveness which bookies are lost and which ledgers are at risk.
+Remembers lost entries (rule 31) until the loss is accepted or a copy turns up.
 """
 
 import logging
@@ -19,22 +19,22 @@ from quorumlog.wire.bodies import BookieInfo
 log = logging.getLogger(__name__)
 
 _RECHECKS_AT_ONCE: Final = 10
-"""One round checks at most this many ledgers with lost entries again (chosen by judgement)."""
+"""Maximum number of ledgers with lost entries that one round rechecks (chosen by judgement)."""
 _LEDGERS_MAX: Final = 1000
-"""How many ledgers with lost entries are remembered (chosen by judgement)."""
+"""Maximum number of ledgers whose lost entries are remembered (chosen by judgement)."""
 
 V = TypeVar("V")
 
 
 def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:
-    """The fewest members that any fragment has left; repairs begin with the lowest number."""
+    """The lowest number of surviving members in any fragment; it sets the priority of repairs."""
     lost = frozenset(gone)
     return min(sum(member not in lost for member in fragment.bookies) for fragment in row.fragments)
 
 
 def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
-    """How many more zones a ledger's worst fragment could span. A lost bookie counts as a separate
-    zone, because it needs a repair rather than another placement.
+    """Number of additional zones that a ledger's worst fragment could span. A lost bookie counts as
+    a separate zone, because its entries need a repair rather than another placement.
     """
     zones = {bookie.id: bookie.zone for bookie in bookies if bookie.state != "lost"}
     possible = min(len(set(zones.values())), row.quorum.ensemble_size)
@@ -53,14 +53,14 @@ def is_believable(bookies: Iterable[BookieInfo], *, share_max: float) -> bool:
 
 @dataclass(slots=True)
 class GracePeriod:
-    """Measures how long a condition has held without a break, for each key (ledger or member)."""
+    """Measures how long a condition has been true without a break, by key (ledger or member)."""
 
     grace_s: float
     since: dict[Hashable, float] = field(default_factory=dict)
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Notes that nothing can be observed now. After `grace_s` of this, all keys start over."""
+        """Records that nothing can be observed now. After `grace_s`, all keys start over."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:
@@ -98,10 +98,10 @@ class LostMembers(GracePeriod):
 
 
 class KnownLosses:
-    """Known lost entries by ledger. Invariant: every bookie that could have the entry denied it."""
+    """The known lost entries, by ledger. Invariant: every bookie that could store them denied them."""
 
     def __init__(self, holdings: HoldingsClient) -> None:
-        """`holdings`: the client that asks bookies which entries they hold."""
+        """`holdings`: the client that queries bookies for their stored entries."""
         self._holdings = holdings
         self._found: OrderedDict[int, tuple[Answers, ...]] = OrderedDict()
 
@@ -112,11 +112,11 @@ class KnownLosses:
 
     @property
     def oldest(self) -> list[int]:
-        """Ids of up to `_RECHECKS_AT_ONCE` ledgers whose last check is the longest ago."""
+        """Ids of the `_RECHECKS_AT_ONCE` least recently checked ledgers."""
         return list(islice(self._found, _RECHECKS_AT_ONCE))
 
     async def recheck(self, row: LedgerMetadata, suspects: Ranges) -> tuple[Answers, ...]:
-        """Asks bookies again; returns the lost ranges among `suspects` and the known losses."""
+        """Queries bookies again; returns the lost ranges among `suspects` and the known losses."""
         known = {(found.first, found.last) for found in self._found.get(row.ledger_id, ())}
         found = await self._holdings.lost(row, union((*suspects, *known)))
         self.forget(row.ledger_id)

@@ -29,7 +29,7 @@ from services.autorecovery.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class AutorecoveryParts:
-    """The parts that handlers use; `app.py` builds them once."""
+    """The components that handlers use; `app.py` builds them once."""
 
     auditor: Auditor
     checker: Checker
@@ -52,7 +52,7 @@ class Delay(Body):
 
 def _bookie(name: str, _pointer: str) -> str:
     if not re.fullmatch(BOOKIE_NAME, name):
-        raise NoSuchBookie("name the bookie without its @incarnation", bookie=name)
+        raise NoSuchBookie("not a bookie's name: omit the @incarnation", bookie=name)
     return name
 
 
@@ -72,7 +72,7 @@ AFTER: Final = query_text(
 
 
 _ROLES: Final = OPERATORS | GATEWAYS
-"""Gateways forward operators' requests."""
+"""Includes gateways, because they forward operators' requests."""
 _OBJECT: Final[dict[str, Any]] = {"type": "object"}
 _CHECK: Final = "/v1/checks/{ledger_id}"
 ROUTES: Final = Routes()
@@ -80,13 +80,13 @@ ROUTES: Final = Routes()
 
 @ROUTES.add("GET /v1/status", roles=_ROLES, gives=_OBJECT)
 async def get_status(request: web.Request, _given: Given) -> web.Response:
-    """Return the state and the counters of this process."""
+    """Return this process's state and counters."""
     return web.json_response(await _status_json(request.app[PARTS]))
 
 
 @ROUTES.add("GET /v1/repairs", AFTER, roles=_ROLES, gives=RepairList)
 async def list_repairs(request: web.Request, given: Given) -> web.Response:
-    """List the items of the repair queue, with the reasons of failed tries."""
+    """List the items of the repair queue, with the errors of failed attempts."""
     items, following = await request.app[PARTS].repairs.list(after=given[AFTER])
     return answer(RepairList(repairs=items, next=following))
 
@@ -100,21 +100,21 @@ async def check_all(request: web.Request, _given: Given) -> web.Response:
 
 @ROUTES.add(f"GET {_CHECK}", LEDGER_ID, roles=_ROLES, gives=_OBJECT)
 async def check_ledger(request: web.Request, given: Given) -> web.Response:
-    """Compare the copies of a ledger's entries, without any change."""
+    """Compare the copies of a ledger's entries, without queueing repairs."""
     report = await request.app[PARTS].checker.verify_on_request(given[LEDGER_ID], queue=False)
     return web.json_response(_report_json(report))
 
 
 @ROUTES.add(f"POST {_CHECK}", LEDGER_ID, roles=_ROLES, gives=_OBJECT)
 async def mend_ledger(request: web.Request, given: Given) -> web.Response:
-    """Compare the copies of a ledger's entries, and queue repairs of what members lack."""
+    """Compare the copies of a ledger's entries, and queue repairs of missing and damaged copies."""
     report = await request.app[PARTS].checker.verify_on_request(given[LEDGER_ID], queue=True)
     return web.json_response(_report_json(report))
 
 
 @ROUTES.add("GET /v1/drains/{bookie}", BOOKIE, roles=_ROLES, gives=Drain)
 async def get_drain(request: web.Request, given: Given) -> web.Response:
-    """Return a drain's progress: which ledgers still name the bookie, and why."""
+    """Return a drain's progress, with the ledgers that still name the bookie, and the reasons."""
     parts = request.app[PARTS]
     return answer(await drain_of(given[BOOKIE], parts.metadata, is_paused=parts.steering.is_paused))
 

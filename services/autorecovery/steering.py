@@ -1,5 +1,5 @@
-"""Follows the operators' settings for autorecovery, and applies them to this process: limits the
-rate of its copies, or pauses them.
+"""Follows the operators' settings for autorecovery, and applies them to this process, which limits
+or pauses its copying.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ log = logging.getLogger(__name__)
 
 _SETTINGS_S: Final = 1.0
 _POLL_S: Final = 0.2
-"""A changed limit, or the end of a pause, takes effect after at most this time."""
+"""Maximum delay until a changed limit, or the end of a pause, takes effect."""
 
 
 class PacedBookies:
-    """A client of bookies for repairs, which delays adds to keep a rate. Implements `BookiesPort`.
+    """A rate-limited client of bookies for repairs, which delays adds. Implements `BookiesPort`.
 
     Invariant: in any t seconds, at most `bytes_per_s` * t bytes plus one run are sent.
     """
 
     def __init__(self, bookies: BookieClient) -> None:
-        """Start without a limit. Only adds are paced: in a repair, an add follows each read."""
+        """Start without a limit. Only adds are limited, since each read of a repair leads to one."""
         self._bookies = bookies
         self.fence, self.read_lac, self.read = bookies.fence, bookies.read_lac, bookies.read
         self.keep_row = bookies.keep_row
@@ -57,7 +57,7 @@ class PacedBookies:
                 self.copied_bytes += size
                 self.copied_entries += count
                 send()
-                # The debt shrinks only from here on: a stall during the send gives no credit.
+                # The debt shrinks only from now on: a stall during the send gives no credit.
                 self._seen_at = self._loop.time()
             self._wake.clear()
             await self._wake.wait()
@@ -67,7 +67,7 @@ class PacedBookies:
             now = self._loop.time()
             rate, since = self.bytes_per_s, now - self._seen_at
             self._seen_at = now
-            # Unused rate is not saved up: the limit holds at any time, not on average.
+            # Unused rate is not saved up, because the limit applies at any time, not on average.
             self._debt_bytes = 0.0 if rate is None else max(0.0, self._debt_bytes - rate * since)
             if self.is_paused:
                 await asyncio.sleep(_POLL_S)
@@ -94,16 +94,16 @@ class PacedBookies:
 
 @dataclass(eq=False)
 class Steering:
-    """Follows operators' settings in the metadata service; without it, uses the last known ones."""
+    """Follows operators' settings in the metadata service; during an outage, the last ones apply."""
 
     _config: Config
-    """This process's own settings, which hold until operators change them."""
+    """This process's own settings, which apply until operators change them."""
     _metadata: MetadataClient
     _repairs: RepairClient
     _pace: PacedBookies
     _settings: RepairSettings = field(default_factory=RepairSettings)
     _triggers: int | None = None
-    """The number of audits requested by operators, at the last refresh; None before the first."""
+    """Number of audits that operators had requested at the last refresh; None before the first."""
     _processes: int = 1
 
     @property
@@ -113,13 +113,13 @@ class Steering:
 
     @property
     def lost_bookie_delay_s(self) -> float:
-        """How long a bookie may be absent before its entries are copied to others, in seconds."""
+        """Maximum absence of a bookie, in seconds, before its entries are copied to others."""
         delay_s = self._settings.lost_bookie_delay_s
         return self._config.lost_bookie_delay_s if delay_s is None else delay_s
 
     @property
     def bytes_per_s(self) -> int | None:
-        """The copy limit of all processes together, in bytes per second; None: no limit."""
+        """The copy limit of all processes together, in bytes per second; None means no limit."""
         return self._settings.bytes_per_s or self._config.copy_bytes_per_s or None
 
     @property

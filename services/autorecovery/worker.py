@@ -1,4 +1,4 @@
-"""Workers, which claim items of the repair queue and copy the entries that members lack."""
+"""Workers, which claim items of the repair queue and copy missing entries to members."""
 
 import asyncio
 import contextlib
@@ -32,14 +32,13 @@ log = logging.getLogger(__name__)
 
 _LEASE_S: Final = 60.0
 _REPAIR_S: Final = 24 * 3600.0
-"""Deadline of a repair, which guards only against defects: under a low copy limit a repair may take
-hours, and its lease is renewed."""
+"""Deadline of a repair, a guard against defects only. Under a low copy limit, a repair may take
+hours; meanwhile its lease is renewed."""
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 0.1
 _ASK_S: Final = 5.0
 _CHANGE_S: Final = 3.0
-"""How long the worker waits for an ensemble change by a writer, before it retries the item later.
-"""
+"""Time to wait for an ensemble change by a writer, before the item is put off."""
 _POLL_S: Final = 0.05
 
 
@@ -53,7 +52,7 @@ class BookieAway(errors.NotEnoughBookies):
 
 @dataclass(eq=False)
 class Worker:
-    """Performs the repairs in the queue, as many at a time as the settings allow.
+    """Performs the repairs in the queue; the settings limit how many run at a time.
 
     Invariants:
     - entries are copied only to bookies that metadata names as members or targets (rule 20);
@@ -65,7 +64,7 @@ class Worker:
     _repairs: RepairClient
     _directory: Directory
     _ports: Ports
-    """The ports for repairs, with paced adds and without a quorum timeout."""
+    """The network ports of repairs, with paced adds and without a quorum timeout."""
     _session: aiohttp.ClientSession
     _losses: KnownLosses
     _steering: Steering
@@ -76,7 +75,7 @@ class Worker:
         """The numbers of running, completed and failed repairs since the start of this process."""
 
     async def run(self, tasks: Tasks) -> None:
-        """Claims items of the queue and starts their repairs. Never returns."""
+        """Claims items of the queue, and starts their repairs. Never returns."""
         while True:
             room = 0 if self._steering.is_paused else self._steering.concurrency - self.working
             items: tuple[RepairItem, ...] = ()
@@ -100,7 +99,7 @@ class Worker:
             self.working -= 1
 
     async def process(self, item: RepairItem) -> None:
-        """Repairs an item; if that fails, returns the item to the queue with the reason."""
+        """Repairs an item; if the repair fails, returns the item to the queue with the reason."""
         where = {"ledger": item.ledger_id, "bookie": item.member}
         try:
             try:
@@ -123,7 +122,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Renews an item's lease during the block; without it, a second worker may copy too."""
+        """Renews an item's lease during the block, so that no second worker copies too."""
 
         async def renew() -> None:
             while True:
@@ -140,13 +139,13 @@ class Worker:
     async def repair(self, item: RepairItem) -> None:
         """Copies to a member the entries that it lacks, or replaces the member with another one.
 
-        Raises: QuorumLogError if the repair is not possible now; it is retried later.
+        Raises: QuorumLogError if the repair is not possible now; the item is retried later.
         """
         row = await self._finish_placed(await self._row(item.ledger_id), item.member)
         if self._may_stay(item.member):
-            # The bookie may have returned as a later incarnation, unknown to the directory. A
-            # repair of the earlier one would end the item, and keep a member that is gone (rule
-            # 15).
+            # The bookie may have returned as a later incarnation that the directory does not list
+            # yet. A repair of the earlier incarnation would complete the item, and keep a member
+            # that is gone (rule 15).
             answering = (await self._ledger_info_from(item.member, row.ledger_id)).get("bookie")
             if isinstance(answering, str) and answering != item.member:
                 raise BookieAway("the bookie returned as a later incarnation", bookie=item.member)
@@ -159,7 +158,7 @@ class Worker:
             member_name, row.all_members
         ):
             raise BookieAway("the bookie is absent, but not lost yet", bookie=item.member)
-        # Otherwise the member was replaced already, and its successor was verified (rule 20a).
+        # Otherwise the member has been replaced, and its successor was verified (rule 20a).
         for repair in row.placed_repairs:
             if repair.leaving == item.member:
                 raise BookieAway(
@@ -167,8 +166,8 @@ class Worker:
                 )
 
     async def _finish_placed(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Makes the last step of repairs whose worker ended before it (rule 20b), if `member` is
-        the leaving member or the target. If the target is absent too, its own repair replaces it.
+        """Completes repairs whose worker ended before the last step (rule 20b), if `member` is the
+        leaving member or the target. An absent target is replaced by a repair of its own.
         """
         for repair in row.placed_repairs:
             is_of_member = member in {repair.leaving, repair.target}
@@ -214,7 +213,7 @@ class Worker:
         try:
             return await conclude(repair, row.ledger_id, self._ports, Begin(), deadline_s=_REPAIR_S)
         except errors.EntryUnavailable as error:
-            # Rule 31: entries that every bookie that could have them denies are reported as lost.
+            # Rule 31: report an entry as lost if every bookie that could store the entry denies it.
             lost = await self._losses.recheck(repair.metadata, ranges_of(repair.unreadable))
             if lost:
                 raise error.replace(detail=f"lost: {lost[0]}") from error
@@ -239,7 +238,7 @@ class Worker:
 
     def _may_move(self, item: RepairItem) -> bool:
         """Whether another bookie may replace the item's member. The member of a restarting bookie
-        must stay: entries that it missed are copied to it later (rule 8).
+        must stay; the entries that the member missed are copied to it later (rule 8).
         """
         if item.moves:
             return True
@@ -250,9 +249,9 @@ class Worker:
         return self._directory.is_known  # a bookie that is not listed was decommissioned
 
     def _target(self, row: LedgerMetadata, index: int, leaving: str) -> str:
-        """Chooses the member to replace `leaving` in a fragment: the target that an earlier worker
-        began to fill; otherwise a later incarnation of the same bookie, which may still have most
-        entries (BP-46); otherwise the best bookie outside of the fragment.
+        """Chooses the member that replaces `leaving` in a fragment. First choice: the target that
+        an earlier worker began to fill. Second: a later incarnation of the same bookie, which may
+        still have most entries (BP-46). Third: the best bookie outside of the fragment.
         """
         fragment = row.fragments[index]
         staying = tuple(member for member in fragment.bookies if member != leaving)
@@ -278,9 +277,9 @@ class Worker:
     async def _ranges_held_by(
         self, target: str, row: LedgerMetadata
     ) -> tuple[tuple[int, int], ...]:
-        """Returns the ranges that a target reports to have, so that a repair continues where an
-        earlier one ended. They are read back like all others (rule 20a). Returns none if the
-        metadata does not name the bookie, which may be about to drop its copies (rules 18 and 20).
+        """Returns the ranges that a target reports as stored, so that a repair continues an earlier
+        one. The repair reads them back like all others (rule 20a). Returns none if the metadata
+        does not name the bookie, which may be about to drop its copies (rules 18 and 20).
         """
         if member_name(target) not in map(member_name, row.all_members):
             return ()
@@ -293,15 +292,15 @@ class Worker:
             return ()
 
     async def _ledger_info_from(self, member: str, ledger_id: int) -> dict[str, Any]:
-        """Requests a bookie's report on a ledger. {}: no answer, or the bookie has no entries."""
+        """Returns a bookie's report on a ledger; {} if the bookie is silent or has no entries."""
         name = member_name(member)
         url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}"
         found = await ask_bookie(self._session, name, url, dict[str, Any], limit_s=_ASK_S)
         return found or {}
 
     async def _ask_writer_to_replace(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Asks a live writer to replace the member itself, since no process may fence a live writer
-        (rule 21). Returns the metadata, which still names the member if the writer did not do so.
+        """Requests that a live writer replace the member itself, since nobody else may fence such a
+        writer (rule 21). Returns the metadata, which may still name the member.
         """
         is_open = row.state is State.OPEN and member in row.last_fragment.bookies
         if not is_open or row.writer is None:

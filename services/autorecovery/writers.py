@@ -1,7 +1,7 @@
-"""Finds out whether the writer of an open ledger is alive, gone, or silent (rule 21a).
+"""Determines whether the writer of an open ledger is alive, gone or silent (rule 21a).
 
-A writer is proven gone if every address of its URL refuses a connection, or if another process
-answers there with its own instance id. An unknown host name, a timeout, exhausted descriptors, an
+A writer is proven gone if every address of its URL refuses a connection, or if a process with
+another instance id answers at the URL. An unknown host name, a timeout, exhausted descriptors, an
 unreachable host or a proxy's answer prove nothing: the writer may still work.
 """
 
@@ -34,14 +34,14 @@ class WriterPresence(Enum):
     ALIVE = "alive"
     GONE = "gone"
     SILENT = "silent"
-    """Nothing is proven: the writer may be alive or gone."""
+    """The writer may be alive or gone: nothing is proven."""
 
 
 class Writers:
-    """Probes the writers of ledgers. A writer that answers with its own instance id is alive."""
+    """Probes the writers of ledgers. A writer is alive if the answer has the writer's instance id."""
 
     def __init__(self, session: aiohttp.ClientSession, refuses: Refuses | None = None) -> None:
-        """`session` is shared and closed by its owner."""
+        """`session`: shared, and closed by the caller."""
         self._session = session
         self._refuses = refuses or refuses_everywhere
 
@@ -61,8 +61,8 @@ class Writers:
         return WriterPresence.ALIVE if instance == writer.id else WriterPresence.GONE
 
     async def _fetch_instance(self, url: str) -> Any:
-        # The timeout counts only time in which this process was awake: while it stands still, it
-        # can't see the writer's answer.
+        # The timeout counts only time in which this process was awake, because a stopped process
+        # can't read the writer's answer.
         async with (
             awake_timeout(_ASK_S),
             self._session.get(
@@ -81,7 +81,7 @@ def instance_in(found: Any) -> str | None:
 
 
 def is_refusal(error: OSError) -> bool:
-    """Whether the connection was refused: the host answered that nothing listens on the port."""
+    """Whether the host refused the connection, because nothing listens on the port."""
     return error.errno == errno.ECONNREFUSED
 
 

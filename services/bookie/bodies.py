@@ -1,4 +1,4 @@
-"""Bodies of the bookie's plain HTTP. The channel carries the same content as frames."""
+"""Bodies of the bookie's plain HTTP API. The channel carries the same content as frames."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from quorumlog.wire.rebuild_bodies import Range
 
 
 class VerdictBody(Body):
-    """The bookie's verdict on a range. Only `ok` and explicit absences prove anything. The body
-    names the bookie and the range (rule 4).
+    """The bookie's verdict on a range. Only the status `ok` and entries reported as absent are
+    proof. The body names the bookie and the range (rule 4).
     """
 
     bookie: str
@@ -20,7 +20,7 @@ class VerdictBody(Body):
 
 
 class EntryBody(Body):
-    """One entry: digest in hex, payload in base64."""
+    """One entry, with the digest in hex and the payload in base64."""
 
     entry_id: int
     last_add_confirmed: int
@@ -30,7 +30,7 @@ class EntryBody(Body):
 
 
 class EntriesBody(VerdictBody):
-    """Stored entries of a range. Ids in neither `entries` nor `absent` are unknown."""
+    """Stored entries of a range. An entry in neither `entries` nor `absent` is unknown."""
 
     entries: tuple[EntryBody, ...] = ()
     absent: tuple[Range, ...] = ()
@@ -45,11 +45,11 @@ class HeldBody(Body):
     limbo: bool
     last_add_confirmed: int
     highest_entry: int
-    """No stored entry has a higher id; -1 if none is stored."""
+    """The highest id of a stored entry; -1 if none is stored."""
     entries: int
     bytes: int
     ranges: tuple[Range, ...] | None = None
-    """Set only when one ledger was requested; at most 1,000 ranges."""
+    """At most 1,000 ranges; None in a list of ledgers."""
 
 
 class HeldList(Body):
@@ -69,16 +69,16 @@ class ProcessBody(Body):
 
 @dataclass(slots=True)
 class LimboProgress:
-    """Progress in restoring what older incarnations may have lost, since the process started."""
+    """Progress since the start in restoring entries that older incarnations may have lost."""
 
     ledgers: int = 0
-    """Ledgers in limbo now."""
+    """Number of ledgers in limbo now."""
     cleared: int = 0
     checked_entries: int = 0
-    """Entries that the metadata places on this bookie, in ledgers whose limbo has ended."""
+    """Number of entries that metadata places here, in ledgers whose limbo has ended."""
     copied_entries: int = 0
     missing_entries: int = 0
-    """Entries that the final check of a ledger found missing, and queued for repair."""
+    """Number of entries that the final checks found missing and queued for repair."""
 
 
 class DamagedEntries(Body):
@@ -106,13 +106,13 @@ class DamageBody(Body):
     entries: tuple[DamagedEntries, ...]
     stretches: tuple[DamagedStretch, ...]
     is_cut: bool
-    """More damage was found than the bookie remembers: ask again when the listed damage is repaired
-    and the scrubber has made a pass.
+    """Whether the list is incomplete. Request it again when the listed damage is repaired and the
+    scrubber has completed a pass.
     """
 
 
 class MaintenancePut(Body):
-    """`PUT /v1/maintenance`: pause scrubbing and compaction until resumed or restarted."""
+    """`PUT /v1/maintenance`: pause scrubbing and compaction until a resume or a restart."""
 
     paused: bool
 
@@ -139,9 +139,9 @@ class InfoBody(Body):
     durability: str
     free_bytes: int
     read_only_below_bytes: int
-    """With less free space the bookie rejects entries of writers (`READ_ONLY_BELOW_BYTES`)."""
+    """The free space below which the bookie rejects writers' entries (`READ_ONLY_BELOW_BYTES`)."""
     disk_low: bool
-    """Free space is below `WARN_BELOW_BYTES`: the bookie will soon reject entries of writers."""
+    """Whether free space is below `WARN_BELOW_BYTES`: writers' entries will soon be rejected."""
     log_segment: int
     log_offset: int
     pending_bytes: int
@@ -150,7 +150,7 @@ class InfoBody(Body):
     limbo: LimboProgress | None
     scrub: ScrubProgress
     damages: int
-    """Known damaged places (`GET /v1/damage`)."""
+    """Number of known damaged places (`GET /v1/damage`)."""
     counters: dict[str, int]
     """Counters since the process started. `log_sync_us` (microseconds) divided by `log_syncs` is the
     mean time of a sync.

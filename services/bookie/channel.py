@@ -1,9 +1,9 @@
-"""The hot path: one connection per peer, with many pipelined requests.
+"""The bookie's hot path: one connection per peer, with many pipelined requests.
 
-There is no task per request. A request is judged when it is parsed; its answer is queued once the
-records that it depends on are on disk. Answers queued in one turn of the loop share a message.
-The bookie stops reading from a peer that does not read its answers or has too much in flight, so
-that TCP applies back-pressure.
+There is no task per request. A request is decided as soon as it is parsed. Its answer is queued
+when all records that the answer depends on are on disk. Answers that are queued in one turn of the
+event loop share a message. The bookie stops reading from a peer that does not read its answers or
+has too much in flight, so that TCP applies back-pressure.
 """
 
 import logging
@@ -26,18 +26,18 @@ OUT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16_384
-"""Limits per peer. Above either limit the bookie stops reading until some requests are answered."""
+"""Limits per peer. Above either limit, its channel is not read until some requests are answered."""
 
 _ANSWER_BYTES: Final = 64
 _LARGE_BYTES: Final = 64 * 1024
-"""An answer with a larger run ends its message: only the last run of a message is not copied."""
+"""An answer with a larger run ends its message, because only a message's last run is not copied."""
 
 
 class Peer:
-    """One channel's peer: handles its requests and queues the answers."""
+    """The peer of one channel, with its requests in flight and its queued answers."""
 
     connection: Framed
-    """Set before the first request."""
+    """The connection, which is set before the first request."""
 
     def __init__(self, store: Store) -> None:
         """Serve `store`."""
@@ -52,7 +52,7 @@ class Peer:
     def received(self, fields: bytes, run: bytes) -> None:
         """Handle a request. Raises: BadFrame."""
         request = frames.parse_request(fields, run)
-        # A read counts as much as its largest possible answer.
+        # A read counts with the size of its largest possible answer.
         size = len(fields) + len(run) + min(request.bytes_max, OUT_BYTES_MAX)
         self._receive(request, size)
         if not self._is_paused and (self._is_full() or self._store.pending.is_crowded):
@@ -61,7 +61,7 @@ class Peer:
             self._resume_if_roomy()
 
     def to_send(self) -> tuple[bytes, ...]:
-        """A frame with the next answers: as many of one member as fit into a message."""
+        """A frame with the next answers, as many from one member as fit into a message."""
         out = self._out
         if not out:
             return ()
@@ -89,7 +89,7 @@ class Peer:
         if not self._is_paused or self._is_full():
             return
         if self._store.pending.is_crowded:
-            # The disk is behind: TCP slows the peer down before adds have to be refused.
+            # The disk can't keep up. TCP slows the peer down before the bookie must refuse adds.
             if not self._waits_for_disk:
                 self._waits_for_disk = True
                 self._store.pending.when_roomy(self._disk_has_room)
@@ -104,7 +104,7 @@ class Peer:
     def _receive(self, request: Request, size: int) -> None:
         self._in_flight += 1
         self._in_flight_bytes += size
-        # Release the run of an add: its payload must not stay in memory until the answer.
+        # Release the run of an add, because its payload must not stay in memory until the answer.
         asked = request._replace(run=None, row=None)
 
         def answer(status: Status, lac: int, body: bytes = b"", run: bytes = b"") -> None:
@@ -115,7 +115,7 @@ class Peer:
         except Overloaded:
             answer(Status.UNKNOWN, -1)
         except Exception:
-            # An unexpected error says nothing about what is stored.
+            # An unexpected error proves nothing about stored entries.
             log.exception("request-failed", extra={"ledger": request.ledger_id})
             answer(Status.UNKNOWN, -1)
 
@@ -125,7 +125,7 @@ class Peer:
         self._in_flight -= 1
         self._in_flight_bytes -= size
         op, request_id, ledger_id, first, last, member = request[:6]
-        # A request to an older incarnation is answered in that incarnation's name (rule 15).
+        # The answer to a request for an older incarnation names that incarnation (rule 15).
         name = self._store.me if status is Status.NOT_MINE else member
         answer = ChannelAnswer(op, status, request_id, ledger_id, first, last, lac, body, run)
         self._out.append((name, answer))

@@ -8,7 +8,7 @@ metadata must have this bookie's witnesses (rule 18a) and the changes of its cop
 
 Ledgers are checked in pages, with one request to the metadata service for each page and check.
 
-The bookie follows announced tombstones; a periodic scan finds missed ones. space.py frees segments.
+The bookie checks announced deletions; a periodic scan finds missed ones. space.py frees segments.
 """
 
 import asyncio
@@ -34,22 +34,22 @@ log = logging.getLogger(__name__)
 
 
 LEDGERS_AT_ONCE: Final = 500
-"""Ledgers listed in one turn of the event loop, which takes some 5 ms."""
+"""Number of ledgers listed in one turn of the event loop, which takes some 5 ms."""
 SCAN_REST: Final = 10
 SCAN_SHORT_S: Final = 0.1
-"""If scans of the index took longer than SCAN_SHORT_S, the next freeing of segments waits SCAN_REST
-times as long, unless the bookie is read-only. Otherwise a bookie with many small runs would scan
+"""After index scans longer than SCAN_SHORT_S, the next freeing of segments waits SCAN_REST times as
+long, unless the bookie is read-only. Without the pause, a bookie with many small runs would scan
 its index all the time. Chosen by judgement."""
 
 
 class Disposal(Enum):
-    """How this bookie may dispose of a ledger's entries, according to the ledger's metadata."""
+    """Whether this bookie may drop a ledger's entries, according to the ledger's metadata."""
 
     KEEP = auto()
     DROP = auto()
     """The ledger has a tombstone."""
     DROP_KEEP_STUB = auto()
-    """The ledger is CLOSED without this bookie: the entries go, key and fence stay (rule 16)."""
+    """The ledger is CLOSED without this bookie: drop the entries, keep key and fence (rule 16)."""
 
 
 Found = tuple[CasStatus, LedgerMetadata | None]
@@ -57,7 +57,7 @@ Found = tuple[CasStatus, LedgerMetadata | None]
 
 
 class MetadataRows:
-    """Reads the ledger metadata that garbage collection rests on."""
+    """Reads the ledger metadata that garbage collection is based on."""
 
     def __init__(
         self, client: MetadataClient, keep: Callable[[tuple[str, ...]], None] | None = None
@@ -67,22 +67,22 @@ class MetadataRows:
         self._keep = keep
         self._kept: tuple[str, ...] = client.witnesses
         self._lock = asyncio.Lock()
-        """The collector and the heartbeat call `confirm`; one at a time may replace the file."""
+        """Serializes replacements of the file, which collector and heartbeat both cause."""
         self.missing_count = 0
-        """How often a ledger's metadata was missing without a tombstone."""
+        """Number of times that a ledger's metadata was missing without a tombstone."""
         self.kept: set[int] = set()
-        """Ledgers kept because the database lacks a change of which this bookie has a copy."""
+        """Ledgers kept because the database lacks a change that this bookie has a copy of."""
         self._fresh = FreshCopies()
         self._holder = self._cluster_id = ""
 
     def present(self, fresh: FreshCopies, holder: str, cluster_id: str) -> None:
-        """From now on, `confirm` presents these copies, in the name of their holder."""
+        """Make `confirm` present these copies, in the name of their holder, from now on."""
         self._fresh, self._holder, self._cluster_id = fresh, holder, cluster_id
 
     async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
         """Read ledgers' metadata from the primary; `held` names the copies that the bookie has.
-        A ledger is UNKNOWN, or left out, unless the database is proven to be the one that this
-        bookie knows, and to contain the changes of these copies.
+        A ledger is UNKNOWN or omitted unless the database is proven to contain this bookie's
+        witnesses and the changes of these copies.
         """
         try:
             proofs = await self._client.proofs(held, self._holder)
@@ -98,7 +98,7 @@ class MetadataRows:
                 self.kept.add(ledger_id)
             return CasStatus.UNKNOWN, None
         if proof.row is None and not proof.deleted:
-            # This is an alarm and no proof: a database that went back in time looks the same.
+            # Raise an alarm. It is no proof: a database that went back in time looks the same.
             log.error("row-missing", extra={"ledger": ledger_id})
             self.missing_count += 1
             return CasStatus.UNKNOWN, None
@@ -112,8 +112,8 @@ class MetadataRows:
         return await self._client.cluster_id()
 
     async def confirm(self) -> None:
-        """Exchange witnesses, present fresh copies, and store the current witnesses. Call it before
-        a decision that rests on the database's answers. Raises: DatabaseWentBack.
+        """Exchange witnesses, present fresh copies, and store the current witnesses. Call this
+        before a decision based on the database's answers. Raises: DatabaseWentBack.
         """
         await self._client.confirm()
         await self._keep_current()
@@ -133,7 +133,7 @@ class MetadataRows:
                 self._kept = witnesses
 
     async def ledgers_naming(self, bookie: str) -> set[int]:
-        """Ledgers whose metadata names a bookie in any incarnation. Saves reads; proves nothing."""
+        """Ledgers whose metadata names a bookie in any incarnation. Saves reads, but is no proof."""
         naming = await self._client.ledgers_naming(bookie)
         self.kept -= naming  # the bookie keeps these as a member
         return naming
@@ -151,7 +151,7 @@ class Collector:
     space: InitVar[Space | None] = None
     """Frees the store's segments."""
     _candidates: dict[int, tuple[Disposal, float]] = field(default_factory=dict)
-    """Ledgers that a first check found droppable: the check's disposal and time."""
+    """Disposal and time of the first check, for each ledger that it found droppable."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Serializes checks, so that a second check comes after the first."""
     _has_dropped: bool = True
@@ -180,8 +180,8 @@ class Collector:
             await self._free_if_due()
 
     async def deletions_announced(self, ledger_ids: Iterable[int]) -> None:
-        """Check ledgers announced as deleted for the first time, because the announcement itself is
-        no proof. `recheck` checks them a second time.
+        """Make the first check of ledgers announced as deleted, because an announcement is no
+        proof. `recheck` makes the second check.
         """
         async with self._lock:
             rows = self._rows_here(each for each in ledger_ids if each not in self._candidates)
@@ -189,7 +189,7 @@ class Collector:
                 await self._examine(rows)
 
     async def recheck(self) -> None:
-        """Check candidates again whose first check was at least a grace period ago."""
+        """Make the second check of candidates whose first check was at least a grace period ago."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
             due = [
@@ -206,7 +206,7 @@ class Collector:
             await self._free_if_due()
 
     def _rows_here(self, ledger_ids: Iterable[int]) -> dict[int, IndexRow]:
-        """The index rows of those ledgers that this bookie has."""
+        """The index rows of these ledgers, except ledgers that this bookie does not have."""
         found = ((ledger_id, self._store.holdings.row(ledger_id)) for ledger_id in ledger_ids)
         return {ledger_id: row for ledger_id, row in found if row is not None}
 
@@ -234,7 +234,7 @@ class Collector:
                 del self._candidates[ledger_id]
 
     def _is_second_look(self, ledger_id: int, disposal: Disposal, *, is_stub: bool) -> bool:
-        """Note what a check found. True if a check at least a grace period ago found the same."""
+        """Record a check's result. True if a check a grace period ago had the same result."""
         now = asyncio.get_running_loop().time()
         if disposal is Disposal.KEEP or (disposal is Disposal.DROP_KEEP_STUB and is_stub):
             self._candidates.pop(ledger_id, None)
@@ -263,7 +263,7 @@ class Collector:
         """
         self._store.withheld.update(due)
         try:
-            # Nothing is awaited between the check and the drops, so no copy arrives in between.
+            # No copy arrives between the check and the drops: nothing is awaited in between.
             for ledger_id, disposal in (await self._disposals(due)).items():
                 if disposal is due[ledger_id]:
                     keep_stub = disposal is Disposal.DROP_KEEP_STUB
@@ -284,7 +284,7 @@ class Collector:
         }
 
     def _disposal(self, ledger_id: int, held: Sequence[RowName], found: Found) -> Disposal:
-        """The disposal that a check found; `held`: the copies that the check's request named."""
+        """The disposal after a check; `held`: the copies that the check's request named."""
         status, row = found
         if self._store.holdings.row_names(ledger_id) != held:
             return Disposal.KEEP  # a copy arrived meanwhile, and its change was not checked

@@ -1,4 +1,4 @@
-"""The bookie's settings; nothing else reads the environment."""
+"""The bookie's settings. No other module reads the environment."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,7 +11,7 @@ from quorumlog.net.service import ServiceSettings
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The storage's settings, which `Config` explains."""
+    """The settings of the storage; `Config` describes each."""
 
     segment_bytes: int = 64 * 1024 * 1024
     checkpoint_bytes: int = 64 * 1024 * 1024
@@ -31,23 +31,23 @@ class Config(ServiceSettings):
     """The settings of a bookie."""
 
     bookie_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """the bookie's name, for ever; its data belongs to the name, not to an address"""
+    """the bookie's name, which never changes; data belongs to the name, not to an address"""
     data_dir: Path
-    """directory of log and index; one bookie per directory"""
+    """directory of the log and the index; each bookie needs its own directory"""
     metadata_urls: tuple[str, ...] = Field(min_length=1)
-    """URLs of the cluster's metadata services; one is enough"""
+    """URLs of the metadata service's processes; one is enough"""
     cluster_id: str = ""
-    """id of the only cluster to join; empty: the cluster of METADATA_URLS"""
+    """id of the only cluster that the bookie may join; empty: the cluster at METADATA_URLS"""
     zone: str = Field(default="", max_length=100)
     """failure domain, such as a rack; placement spreads copies over zones"""
     durability: Literal["fsync", "deferred"] = "fsync"
     """deferred: entries are acknowledged before they are synced (BP-46)"""
     auto_fix_cookies: bool = False
-    """after a loss of data, start as a new incarnation instead of refusing to start"""
+    """1: after a loss of data, start as a new incarnation instead of refusing to start"""
     segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024, le=4096 * _MIB)
-    """size of a log file; disk space is freed by whole files"""
+    """size of a log file; disk space is freed one whole file at a time"""
     checkpoint_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
-    """log bytes between checkpoints; a start replays about this much, in less than a second"""
+    """log bytes between checkpoints; a start replays about as much, in less than a second"""
     warn_below_bytes: int = Field(default=1024 * _MIB, ge=0)
     """free space below which the bookie warns"""
     read_only_below_bytes: int = Field(default=512 * _MIB, ge=0)
@@ -55,17 +55,17 @@ class Config(ServiceSettings):
     reserve_bytes: int = Field(default=16 * _MIB, ge=0)
     """disk space reserved for fences on a full disk"""
     data_bytes_max: int = Field(default=0, ge=0)
-    """maximum size of the log; 0: the disk's size"""
+    """maximum size of the log; 0: limited only by the disk"""
     pending_bytes_max: int = Field(default=64 * _MIB, ge=_MIB)
     """maximum size of adds queued for the disk; further adds are answered `unknown`"""
     read_bytes_max: int = Field(default=4 * _MIB, ge=64 * 1024)
     """size limit of one read's answer"""
     holder_s: float = Field(default=30.0, ge=0)
-    """how long a start waits for another process of this name to end"""
+    """how long a starting bookie waits for another process of this name to end"""
     log_end_s: float = Field(default=10.0, gt=0)
-    """interval of reporting the log's end to the metadata service"""
+    """interval at which the bookie reports its log's end to the metadata service"""
     heartbeat_s: float = Field(default=1.0, gt=0, le=60)
-    """interval of heartbeats; the bookie counts as live for five intervals after each"""
+    """interval of heartbeats; a bookie counts as live for five intervals after its last one"""
 
     compact_bytes_per_s: int = Field(default=32 * _MIB, ge=1024)
     """rate of moving entries out of nearly empty segments; default: a tenth of a disk's rate"""
@@ -78,7 +78,7 @@ class Config(ServiceSettings):
     collect_s: float = Field(default=60.0, gt=0)
     """interval of garbage collection scans; each takes one listing and few reads of metadata"""
     collect_grace_s: float = Field(default=300.0, ge=0)
-    """time between the two proofs that are required before a ledger is dropped"""
+    """time between the two checks that are required before a ledger is dropped"""
 
     @property
     def store_options(self) -> StoreOptions:

@@ -1,17 +1,17 @@
-"""The cookie: which data belongs to a bookie's name (rules 15 and 15b).
+"""The cookie, which identifies the data that belongs to a bookie's name (rules 15 and 15b).
 
 One cookie is in the directory, one in the metadata service. If the two cookies disagree, the bookie
 might deny entries that it once acknowledged, so it refuses to start. With an operator's permission
-the bookie starts as a new incarnation, which denies nothing that older ones were asked to keep.
+the bookie starts as a new incarnation, which denies no entry that older ones may have stored.
 
-Each member is one process (rule 15a): the registered process stays while it answers at its URL, and
-a newcomer is refused. A copied directory is recognized by its marker, which is another file
-(`Identity`). The metadata service has the process that registered last, which the directory must
-know, and the last reported end of the log, which the log must reach. A directory that fails one of
-these checks went back to a snapshot.
+Each member is one process (rule 15a). While the registered process answers at its URL, any other
+process is refused. A copied directory is recognized by its marker, which is another file
+(`Identity`). The metadata service stores the process that registered last and the last reported end
+of the log. A directory that does not list that process, or whose log ends earlier, went back to a
+snapshot.
 
-`decide` is pure: it compares both cookies and decides what to do. The local cookie is written first
-and gets `registered` only once the metadata service has it, so a crash in between is no mismatch.
+The pure function `decide` compares both cookies. The local cookie is written first and gets
+`registered` only once the metadata service has it, so a crash in between is no mismatch.
 """
 
 import ctypes
@@ -44,21 +44,21 @@ _BORN_AT: Final = 80
 class Identity:
     """Inode and birth time of a directory's marker file, which a copy can't preserve (rule 15a).
 
-    A copied directory has the same bytes, so no token in a file distinguishes the two. Inode and
-    birth time differ: both survive restarts, renames and mounts, and no system call sets them. The
-    device number is left out, since it changes with boots and mounts.
+    A copied directory has the same bytes, so no token in a file distinguishes the copy. Its inode
+    and birth time differ: both survive restarts, renames and mounts, and no system call sets them.
+    The device number is not used, since it changes with boots and mounts.
 
-    Without birth times, a copy on another file system may have the same inode by chance. A file
-    system that changes inodes at each mount makes every start a suspected loss, which is safe but
+    Without birth times, a copy on another file system may have the same inode by chance. On a file
+    system that changes inodes at each mount, every start looks like a loss, which is safe but
     useless (docs/internals/bookie.md).
     """
 
     inode: int
     born_ns: int | None = None
-    """None if the file system keeps no birth times."""
+    """None if the file system does not record birth times."""
 
     def is_same(self, other: "Identity") -> bool:
-        """Whether both identities are one file's. Birth times count only if both are known."""
+        """Whether both identities belong to one file. Birth times count only if both are known."""
         if self.inode != other.inode:
             return False
         return None in (self.born_ns, other.born_ns) or self.born_ns == other.born_ns
@@ -70,7 +70,7 @@ class CookieRefused(Exception):
 
 def identity_of(directory: Path) -> Identity:
     """The directory's identity; creates the marker durably if there is none. Raises CookieRefused
-    if another directory shares the marker, and so the files of the log, by hard links.
+    if another directory shares the marker, and thus the log's files, by hard links.
     """
     path = directory / MARKER
     try:
@@ -87,14 +87,14 @@ def identity_of(directory: Path) -> Identity:
     found = path.stat()
     if found.st_nlink > 1:
         raise CookieRefused(
-            f"{path} has another name: {directory} was copied by hard links, so that two"
+            f"{path} has a second hard link: {directory} was copied by hard links, so that two"
             " directories share the files of one log. Remove the copy."
         )
     return Identity(found.st_ino, _born_ns(path))
 
 
 def _born_ns(path: Path) -> int | None:
-    """A file's birth time, from the C library: `os.stat` has none on Linux."""
+    """A file's birth time, from the C library, because `os.stat` lacks it on Linux."""
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
     if statx is None:
         return None
@@ -110,8 +110,8 @@ def _born_ns(path: Path) -> int | None:
 
 
 PROCESSES_MAX: Final = 32
-"""How many processes a cookie remembers, since a database that went back in time may name an older
-one. An older process that is forgotten looks like another directory's: the bookie does not start.
+"""Maximum number of processes that a cookie lists, since a database that went back in time may name
+an older process. If that process is no longer listed, the bookie does not start.
 """
 
 
@@ -127,12 +127,12 @@ class LocalCookie(BaseModel):
     directories: tuple[str, ...]
     boots: int
     registered: bool = False
-    """The last start reached its registration."""
+    """Whether the last start registered."""
     ever_registered: bool = False
-    """An earlier start of this incarnation reached its registration."""
+    """Whether an earlier start of this incarnation registered."""
     durability: str = "fsync"
     salvaged: bool = False
-    """An operator's command kept the readable part of a damaged log."""
+    """Whether a salvage kept only the readable part of a damaged log."""
     identity: Identity | None = None
     """Identity of the directory that the cookie was written for."""
     processes: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class LocalCookie(BaseModel):
     @property
     def was_registered(self) -> bool:
         """Whether the directory ever registered as this incarnation. If not, it acknowledged
-        nothing as this member, and ledgers may mean another directory by this member (rule 15b).
+        nothing, and the member that ledgers name may be another directory (rule 15b).
         """
         return self.registered or self.ever_registered
 
@@ -181,8 +181,8 @@ def read_cookie(directory: Path) -> LocalCookie | None:
             ) from None
         why = "; ".join(fault["msg"] for fault in faults)
         raise CookieRefused(
-            f"{directory / 'cookie.json'} is damaged ({why}). Put a copy of it back; or move it away,"
-            " and the next start says how the bookie can come back as a new incarnation."
+            f"{directory / 'cookie.json'} is damaged ({why}). Restore the file from a copy; or move it away,"
+            " and the next start explains how the bookie can continue as a new incarnation."
         ) from None
 
 
@@ -193,7 +193,7 @@ def write_cookie(directory: Path, cookie: LocalCookie) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The facts that `decide` judges a start by."""
+    """The facts on which `decide` bases its decision."""
 
     name: str
     directory: str
@@ -202,9 +202,9 @@ class Situation:
     local: LocalCookie | None
     remote: Cookie | None
     has_data: bool
-    """The directory holds a log."""
+    """Whether the directory contains a log."""
     lost_unsynced: bool
-    """The last run deferred syncs and ended uncleanly (rule 31)."""
+    """Whether the last process deferred syncs and ended uncleanly (rule 31)."""
     may_fix: bool
     identity: Identity
     process: str
@@ -212,7 +212,7 @@ class Situation:
     log_end: int
     """The end of the log, as the sequence number of its next batch."""
     log_end_reported: int = 0
-    """The registered process's reported log end; 0 if that process is of another instance."""
+    """The log end that this instance's process last reported; 0 if another is registered."""
     named: int = -1
     """The highest incarnation that ledgers name, if metadata refused a lower one (rule 15b)."""
     holder: str = ""
@@ -220,16 +220,16 @@ class Situation:
 
 
 def check_name(local: LocalCookie | None, name: str, directory: Path) -> None:
-    """Raises: CookieRefused if the directory holds another bookie's data."""
+    """Raises: CookieRefused if the directory contains another bookie's data."""
     if local is not None and local.name != name:
         raise CookieRefused(
-            f"{directory} holds the data of bookie {local.name!r}, and BOOKIE_NAME is {name!r}."
+            f"{directory} contains the data of bookie {local.name!r}, but BOOKIE_NAME is {name!r}."
             " Give each bookie a directory of its own."
         )
 
 
 def decide(found: Situation) -> tuple[LocalCookie, str]:
-    """The cookie to start with, and the reason for a new incarnation ("" if it is not a new one).
+    """The cookie to start with, and the reason for a new incarnation ("" if there is none).
 
     Raises: CookieRefused with instructions for the operator.
     """
@@ -237,8 +237,8 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
     check_name(local, found.name, Path(found.directory))
     if local is not None and local.cluster_id != found.cluster_id:
         raise CookieRefused(
-            f"{found.directory} belongs to cluster {local.cluster_id}, and METADATA_URLS lead to"
-            f" cluster {found.cluster_id}. Point it to its own metadata service, or give it an"
+            f"{found.directory} belongs to cluster {local.cluster_id}, but METADATA_URLS lead to"
+            f" cluster {found.cluster_id}. Set METADATA_URLS to the first cluster's, or give the bookie an"
             " empty DATA_DIR."
         )
     if found.holder:
@@ -250,9 +250,9 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
     if reason and not found.may_fix:
         raise CookieRefused(
             f"{reason}. Entries that this bookie acknowledged may be missing, so it does not"
-            " start. Put the right directory back; or, if it is lost, run"
+            " start. Restore the right directory. If it is lost, run"
             f" `quorumlog bookie cookie fix {found.name}`, or start with AUTO_FIX_COOKIES=1: the"
-            " bookie comes back as a new incarnation and is filled from its peers."
+            " bookie then continues as a new incarnation and is filled from its peers."
         )
     # A loss that the directory itself records needs no permission.
     reason = reason or _known_loss(found)
@@ -262,7 +262,7 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
         found.named,
     )
     if local is None or reason:
-        # A new incarnation has other data, so it is another instance.
+        # A new incarnation has other data, so it gets another instance id.
         made = LocalCookie(
             name=found.name,
             incarnation=known + 1,
@@ -299,8 +299,8 @@ def awaits_rebuild(local: LocalCookie, registered: Cookie | None) -> bool:
 
 
 def is_displaced(mine: Cookie, registered: Cookie) -> bool:
-    """Whether another process registered under this name later. If an older one is registered, the
-    database went back in time, and this process is not displaced.
+    """Whether another process registered under this name later. If an older process is registered,
+    the database went back in time, and this process is not displaced.
     """
     return registered.process != mine.process and (registered.incarnation, registered.boots) > (
         mine.incarnation,
@@ -324,11 +324,11 @@ def _known_loss(found: Situation) -> str:
 
 
 def _suspected_loss(found: Situation) -> str:
-    """Why local state may be lost, or ""."""
+    """The evidence that local state may be lost, or ""."""
     local, remote = found.local, found.remote
     name, directory = found.name, found.directory
     if local is not None and found.named >= local.incarnation:
-        return f"ledgers name {name}@{found.named}, and {directory} was never registered as that"
+        return f"ledgers name {name}@{found.named}, but {directory} never registered as that incarnation"
     if local is None:
         if remote is not None:
             return f"{directory} has no cookie, but bookie {name} was registered before"
@@ -340,11 +340,11 @@ def _suspected_loss(found: Situation) -> str:
         )
     if remote is None:
         if local.was_registered:
-            return f"the metadata service does not know bookie {name}, which was registered"
+            return f"the metadata service has no cookie of bookie {name}, which was registered"
         return ""
     if remote.incarnation > local.incarnation:
         return (
-            f"{directory} holds incarnation {local.incarnation} of {name}, and incarnation"
+            f"{directory} contains incarnation {local.incarnation} of {name}, but incarnation"
             f" {remote.incarnation} is registered"
         )
     if remote.incarnation < local.incarnation:
@@ -354,17 +354,17 @@ def _suspected_loss(found: Situation) -> str:
         return f"another directory is registered for {name}@{local.incarnation}"
     if local.boots + 1 <= remote.boots:
         return (
-            f"{directory} is an old copy: it counts {local.boots} starts, and {remote.boots} are"
+            f"{directory} is an old copy: it has counted {local.boots} starts, but {remote.boots} are"
             " registered"
         )
     if remote.process and remote.process not in local.processes:
         return (
-            f"another process was registered for {local.member} than the last {len(local.processes)}"
-            f" that {directory} knows of"
+            f"the process that is registered for {local.member} is not among the last {len(local.processes)}"
+            f" processes that {directory} lists"
         )
     if found.log_end < found.log_end_reported and not local.salvaged:
         return (
-            f"{directory} went back in time: its log ends at batch {found.log_end}, and batch"
+            f"{directory} went back in time: its log ends at batch {found.log_end}, but batch"
             f" {found.log_end_reported} was on its disk before"
         )
     return ""

@@ -1,5 +1,5 @@
-"""A data directory: its format, its lock, its index at startup, and its free space, which decides
-about the low-space warning and read-only mode.
+"""Manages a data directory: its format, its lock, opening the index, and the free space, on which
+the low-space warning and read-only mode depend.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ SUSPECT: Final = "index.suspect"
 
 
 FORMAT: Final = 1
-"""The format of a directory's log and cookie; 1 without a file `format`. A release that writes what
-the previous release can't read first durably stores a higher number (docs/guides/upgrades.md).
+"""The format of a directory's log and cookie; 1 without a file `format`. Before a release writes
+data that its predecessor can't read, it durably stores a higher number (docs/guides/upgrades.md).
 """
 
 
@@ -36,7 +36,7 @@ class DirectoryInUse(Exception):
 
 
 def check_format(directory: Path) -> None:
-    """Refuse a directory of another format; changes nothing. Raises: DirectoryTooNew."""
+    """Check that this release reads the directory's format. Raises: DirectoryTooNew."""
     file = directory / "format"
     try:
         found = file.read_text(encoding="utf-8", errors="replace").strip()
@@ -57,16 +57,16 @@ def lock_directory(directory: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
-        raise DirectoryInUse(f"another process uses {directory}") from None
+        raise DirectoryInUse(f"another process uses {directory}: stop that process first") from None
     return fd
 
 
 def open_index(path: Path) -> Index:
-    """Open the index. Replace a damaged one by an empty one, which the replay of the log fills."""
+    """Open the index. Replace a damaged index by an empty one, which the log's replay fills."""
     suspect = path.with_name(SUSPECT)
     try:
         if suspect.exists():
-            raise OSError("a read of the index failed before this start")
+            raise OSError("a read of the index failed before this start: the index is rebuilt")
         index = Index(path)
         index.checkpoint()
         return index
@@ -80,21 +80,21 @@ def open_index(path: Path) -> Index:
             path.rename(aside)
         made = Index(path)
         suspect.unlink(missing_ok=True)
-        # The damaged index is kept only until an empty one is in its place.
+        # Remove the damaged index only now that an empty one has replaced it.
         shutil.rmtree(aside, ignore_errors=True)
         return made
 
 
 def is_disk_full_error(error: Exception) -> bool:
-    """Whether an error of RocksDB means a full disk. (RocksDB has one exception class for all.)"""
+    """Whether an error of RocksDB, which has only one exception class, means a full disk."""
     return any(os.strerror(code) in str(error) for code in NO_ROOM)
 
 
 class Disk:
     """The free space of one data directory.
 
-    Invariant: a bookie leaves read-only mode, and the low-space warning, only at a quarter above
-    the threshold, so that it does not flap.
+    Invariant: read-only mode and the low-space warning end only when free space exceeds the
+    threshold by a quarter, so that they do not flap.
     """
 
     def __init__(self, directory: Path, options: StoreOptions) -> None:
@@ -103,19 +103,19 @@ class Disk:
         self.options = options
         self.reserve = directory / "reserve"
         self.is_low = False
-        """Adds are still accepted, but an operator should make room."""
+        """Whether an operator should make room; adds are still accepted."""
         self.is_read_only = False
         self.is_full = False
-        """There is no room for adds of recovery and repair either."""
+        """Whether even adds of recovery and repair lack room."""
         if not has_room(directory, options.reserve_bytes):
             self.release_reserve()
 
     def release_reserve(self) -> None:
-        """Free the blocks that were set aside."""
+        """Free the disk blocks that were reserved for a full disk."""
         self.reserve.unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
-        """Free bytes for this bookie: of the disk, or within `data_bytes_max` if that is less."""
+        """Free bytes for this bookie, on the disk or up to `data_bytes_max`, whichever is less."""
         stat = os.statvfs(self._directory)
         free = stat.f_bavail * stat.f_frsize
         if self.options.data_bytes_max:
@@ -125,9 +125,9 @@ class Disk:
         return max(0, free)
 
     def check(self, *, is_stuck: bool) -> None:
-        """Enter read-only mode below the threshold, and leave it a quarter above. Recovery and
-        repair stop only below a quarter of the threshold. `is_stuck`: accepted records wait for
-        room.
+        """Enter read-only mode below the threshold, and leave it a quarter above the threshold.
+        Recovery and repair stop only below a quarter of the threshold. `is_stuck`: accepted records
+        wait for disk space.
         """
         free, threshold = self.free_bytes(), self.options.read_only_below_bytes
         was_low, was_read_only = self.is_low, self.is_read_only
@@ -145,5 +145,5 @@ class Disk:
 
 
 def _is_below(free: int, threshold: int, *, was_below: bool) -> bool:
-    """Whether `free` is below the threshold or, if it was, not yet a quarter above it."""
+    """Whether `free` is below the threshold; if `was_below`, below 1.25 times the threshold."""
     return free < threshold + (threshold // 4 if was_below else 0)

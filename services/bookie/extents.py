@@ -1,4 +1,4 @@
-"""Reads parts with few calls, checks their bytes, and cuts and joins them into one run.
+"""Reads parts with few system calls, checks their CRCs, and cuts and joins them into one run.
 
 Columns are sliced and joined without unpacking single entries, so the cost is per run.
 """
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 _ID: Final = struct.Struct(">q")
 
 GAP_BYTES_MAX: Final = 32 * 1024
-"""Parts at most this far apart are read by one call; by judgement, a gap costs less than a call."""
+"""Maximum gap between parts read by one call, chosen by judgement: a gap costs less than a call."""
 
 AHEAD_EXTENTS: Final = 32
-"""How many extents to read ahead: the best of 8, 32, 128 and 300, measured at 13 KB each."""
+"""Number of extents to read ahead: the best of 8, 32, 128 and 300, measured at 13 KB each."""
 
 EXTENT_BYTES_MAX: Final = 4 * 1024 * 1024
 _LARGE_BYTES: Final = 64 * 1024
 
 
 Bytes = bytes | memoryview
-"""Bytes of a run; a view where it saves a copy, since copies dominate a sequential read's cost."""
+"""Bytes of a run; a view if that saves a copy, since copies dominate a sequential read's cost."""
 
 
 @dataclass(slots=True)
@@ -74,13 +74,13 @@ def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
 
 
 def scratch() -> memoryview:
-    """A buffer for `read_cached`: new memory costs more than a copy out of a buffer (measured)."""
+    """A reusable buffer for `read_cached`, because new memory costs more than a copy (measured)."""
     return memoryview(bytearray(EXTENT_BYTES_MAX))
 
 
 def read_cached(extent: Extent, into: memoryview) -> Bytes | None:
-    """The extent's bytes if the page cache has them, else None: the loop must not wait for a disk.
-    The bytes are valid until the next call with the same `into`.
+    """The extent's bytes if the page cache has them, else None. Never waits for a disk. The bytes
+    are valid until the next call with the same `into`.
     """
     if extent.file is None:
         return b""
@@ -99,8 +99,8 @@ def is_large(extent: Extent) -> bool:
 
 
 def read_large_cached(extent: Extent, ledger_id: int) -> list[tuple[Part, Bytes]] | None:
-    """The run of a large extent in a separate buffer; empty if it is damaged. None if the run is
-    not in the page cache: the loop must not wait for a disk.
+    """The run of a large extent, in a separate buffer; an empty list if the run is damaged. None if
+    the run is not in the page cache. Never waits for a disk.
     """
     (part,) = extent.parts
     if extent.file is None:
@@ -146,10 +146,9 @@ def advise(wanted: Iterable[Extent]) -> None:
 def read_all(
     wanted: list[Extent], ledger_id: int, *, is_advised: bool = False, from_disk: bool = False
 ) -> list[tuple[Part, Bytes]]:
-    """Read all valid runs of parts in these extents; blocks. `from_disk`: bypass the page cache.
-
-    Only some extents are read ahead: in a long disk queue the first one would wait for the last.
-    `is_advised`: the caller has already requested read-ahead of all extents.
+    """Read all valid runs of parts in these extents. Blocks. `from_disk`: bypass the page cache.
+    Only some extents are read ahead, because in a long disk queue the first would wait for the
+    last. `is_advised`: the caller has already requested read-ahead of all extents.
     """
     if from_disk:
         drop_from_page_cache(wanted)
@@ -164,7 +163,7 @@ def read_all(
 
 def drop_from_page_cache(wanted: Iterable[Extent]) -> None:
     """Ask the kernel to drop these extents from its page cache, if they are on disk. Sizes are
-    rounded up to pages: the kernel would keep a partly covered page.
+    rounded up to pages, because the kernel would keep a partly covered page.
     """
     page = mmap.PAGESIZE
     for extent in wanted:
@@ -286,7 +285,7 @@ def _fitting(body: Bytes, start: int, end: int, room: int, *, is_first: bool) ->
 def _join_entries(
     found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int
 ) -> bytes | None:
-    """`join` for runs with holes or of different digest kinds, entry by entry."""
+    """Variant of `join`, entry by entry, for runs with holes or of different digest kinds."""
     runs = [(part, Run(bytes(body))) for part, body in found]
     places = sorted(
         (entry_id, number, index)

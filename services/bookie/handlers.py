@@ -1,4 +1,4 @@
-"""The bookie's HTTP routes: the channel, its operations as plain HTTP, and administration."""
+"""The bookie's HTTP routes: the channel, the same operations as plain HTTP, and administration."""
 
 import base64
 import hashlib
@@ -132,7 +132,7 @@ def _asking(
 
 @ROUTES.add("GET /v1/channel", roles=WRITERS, status=101)
 async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
-    """Upgrade the connection to `quorumlog-channel/1`: pipelined frames (`wire/frames.py`)."""
+    """Upgrade the connection to pipelined frames (`quorumlog-channel/1`; see `wire/frames.py`)."""
     store = _store(request)
     reported = ",".join(request.headers.getall(hdrs.UPGRADE, ()))
     offered = [name.strip().lower() for name in reported.split(",")]
@@ -147,12 +147,12 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
     if versions.versions_in(offered):
         request.app[BOOKIE].channel_refusals += 1
         raise errors.BadRequest(
-            f"this bookie speaks version {versions.shown(versions.CHANNEL)} of the channel, and the caller"
-            f" {versions.shown(versions.versions_in(offered))}: see docs/guides/upgrades.md",
+            f"this bookie supports channel versions {versions.shown(versions.CHANNEL)}, and the caller"
+            f" {versions.shown(versions.versions_in(offered))}: upgrade one of them (docs/guides/upgrades.md)",
             headers={hdrs.UPGRADE: ", ".join(spoken)},
         )
     raise errors.BadRequest(
-        f"this route is a channel: send a request for an upgrade to {spoken[0]}"
+        f"the header Upgrade is required on this route: send Upgrade: {spoken[0]}"
     )
 
 
@@ -174,15 +174,15 @@ async def _serve(bookie: BookieRuntime, connection: Framed) -> None:
 
 @_asking(f"POST {_LEDGER}/entries", VerdictBody, KIND, KEY)
 async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
-    """Store the entries of a run."""
+    """Store a run's entries."""
     store = _store(request)
     ledger_id, kind = given[LEDGER_ID], given[KIND]
     try:
         run = Run(await bodies.read(request))
     except BadRun as error:
-        raise errors.BadRequest(f"the body is not a run: {error}") from error
+        raise errors.BadRequest(f"the body must be an encoded run of entries: {error}") from error
     if run.ledger_id != ledger_id:
-        raise errors.InvalidRequest(f"the run is not of this ledger, but of {run.ledger_id}")
+        raise errors.InvalidRequest(f"the run must be of ledger {ledger_id} (got {run.ledger_id})")
     asked = AddAsked(
         given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )
@@ -192,13 +192,13 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
 
 @_asking(f"GET {_LEDGER}/entries", EntriesBody, FROM, TO)
 async def read_entries(request: web.Request, given: Given) -> web.StreamResponse:
-    """Stored entries from `from` to `to`, and ids known to be absent. All other ids are unknown."""
+    """Return stored entries from `from` to `to`, and known absent ids; all others are unknown."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
     first, to = given[FROM], given[TO]
     last = first if to is None else to
     if last < first:
-        raise invalid(TO.pointer, f"must not be below from, {first}")
+        raise invalid(TO.pointer, f"must be at least `from` ({first})")
     asked = ReadAsked(given[MEMBER] or store.me, first, last)
     found: ReadAnswer = await answered(partial(store.read, ledger_id, asked, _READ_BYTES))
     run = None if found.run is None else Run(found.run)
@@ -219,21 +219,21 @@ async def read_entries(request: web.Request, given: Given) -> web.StreamResponse
 # The metadata service fences a ledger that ends with an accepted loss.
 @_asking(f"POST {_LEDGER}/fence", VerdictBody, KEY, roles=WRITERS | METADATA)
 async def fence(request: web.Request, given: Given) -> web.StreamResponse:
-    """Fence a ledger, durably."""
+    """Fence a ledger durably."""
     store = _store(request)
     return await _ask(store, given, FenceAsked(given[MEMBER] or store.me, given[KEY]))
 
 
 @_asking(f"GET {_LEDGER}/last-add-confirmed", VerdictBody)
 async def last_add_confirmed(request: web.Request, given: Given) -> web.StreamResponse:
-    """The highest LAC that this bookie knows."""
+    """Return the highest LAC of a ledger that this bookie has."""
     store = _store(request)
     return await _ask(store, given, LacAsked(given[MEMBER] or store.me))
 
 
 @ROUTES.add("GET /v1/ledgers", AFTER, LIMIT, roles=HEALERS | OPERATORS, gives=HeldList)
 async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse:
-    """Ledgers stored on this bookie, by id."""
+    """List the ledgers stored on this bookie, by id."""
     store = _store(request)
     held: list[HeldBody] = []
     more = None
@@ -247,20 +247,20 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
 
 @ROUTES.add("GET /v1/rows", AFTER, LIMIT, roles=METADATA | OPERATORS, gives=RowsPage)
 async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
-    """Copies of ledger metadata, keys and deleted ids, for a rebuild of the database (rule 18d).
-    The bookie answers before it is registered, too.
+    """Return copies of ledger metadata, keys and deleted ids, for a rebuild of the database (rule
+    18d). The bookie responds even before it is registered.
     """
     bookie = request.app[BOOKIE]
     store, cookie = bookie.replayed_store, bookie.cookie
     if store is None:
-        raise errors.ReadOnly("this bookie is starting: its log is not replayed yet")
+        raise errors.ReadOnly("this bookie is starting and replays its log: retry later")
     found, following = await store.holdings.rows_page(given[AFTER], given[LIMIT])
     page = RowsPage(
         bookie=store.me if cookie is None else cookie.member,
         cookie=None if cookie is None else cookie.cookie,
         log_end=store.position.sequence,
         may_lack=bookie.may_lack,
-        # Only the first page has witnesses: a rebuild needs them once.
+        # Only the first page has witnesses, because a rebuild needs them once.
         witnesses=await bookie.known_witnesses() if given[AFTER] < 0 else (),
         ledgers=tuple(found),
         next=following,
@@ -270,7 +270,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
 
 @ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, roles=WRITERS | OPERATORS, gives=HeldBody)
 async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
-    """This bookie's stored data about a ledger."""
+    """Return a summary of a ledger's data on this bookie."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
     _check_not_withheld(store, ledger_id)
@@ -278,7 +278,7 @@ async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
     row = store.holdings.row(ledger_id)
     if row is None:
         raise errors.NoSuchLedger(
-            f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id
+            f"{store.me} stores no data of ledger {ledger_id}", ledger_id=ledger_id
         )
     ranges = (await store.holdings.ranges(ledger_id, 0, ID_MAX, _RANGES_MAX))[:_RANGES_MAX]
     return answer(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
@@ -288,7 +288,7 @@ async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
     f"POST {_LEDGER}/digests", LEDGER_ID, roles=WRITERS, takes=DigestsAsked, gives=DigestsBody
 )
 async def digest_ranges(request: web.Request, given: Given) -> web.StreamResponse:
-    """Digests of ranges, for comparing replicas."""
+    """Return digests of ranges of entries, for comparing replicas."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
     asked = parsed(await bodies.read(request), DigestsAsked)
@@ -314,7 +314,7 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
     is_audited=True,
 )
 async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
-    """Set the mode, `writable`, `read-only` or `draining`; it survives restarts."""
+    """Set the bookie's mode (`writable`, `read-only` or `draining`), which survives restarts."""
     _store(request)
     wanted = parsed(await bodies.read(request), BookieStatePut)
     request.app[BOOKIE].set_state(wanted.state)
@@ -323,20 +323,20 @@ async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
 
 @ROUTES.add("GET /v1/process", roles=BOOKIES | OPERATORS, gives=ProcessBody)
 async def process(request: web.Request, _given: Given) -> web.StreamResponse:
-    """The process that answers at this address, which a starting process checks (rule 15a)."""
+    """Identify the process at this address, which a starting process checks (rule 15a)."""
     bookie = request.app[BOOKIE]
     return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
 
 @ROUTES.add("GET /v1/witnesses", roles=METADATA, gives=BookieWitnesses)
 async def witnesses(request: web.Request, _given: Given) -> web.Response:
-    """The bookie's witnesses of the metadata database (rule 18a); available during startup too."""
+    """Return the bookie's witnesses of the metadata database (rule 18a), even during startup."""
     return answer(request.app[BOOKIE].witnesses())
 
 
 @ROUTES.add("GET /v1/info", roles=OPERATORS | GATEWAYS, gives=InfoBody)
 async def info(request: web.Request, _given: Given) -> web.StreamResponse:
-    """The state of this bookie."""
+    """Return the state of this bookie."""
     bookie = request.app[BOOKIE]
     store = _store(request)
     position, limbo = store.position, bookie.limbo
@@ -367,7 +367,7 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
 
 @ROUTES.add("GET /v1/damage", roles=HEALERS | OPERATORS | GATEWAYS, gives=DamageBody)
 async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
-    """Damaged entries and stretches of the log, to be repaired from peers."""
+    """List the damaged entries and stretches of the log, which are to be repaired from peers."""
     store = _store(request)
     damages = store.damages
     return answer(
@@ -400,25 +400,25 @@ async def put_maintenance(request: web.Request, given: Given) -> web.StreamRespo
 
 
 def _check_not_withheld(store: Store, ledger_id: int) -> None:
-    """Raise EntryUnavailable during a drop's last check: a repair could count dropped entries."""
+    """Raise EntryUnavailable while a drop is decided, so that no repair counts dropped entries."""
     if ledger_id in store.withheld:
         raise errors.EntryUnavailable(
-            f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
+            f"{store.me} is deciding whether to drop the ledger: retry later", ledger_id=ledger_id
         )
 
 
 def _check_not_deleted(store: Store, ledger_id: int) -> None:
-    """Raise NoSuchLedger if a ledger is deleted: its missing entries prove nothing (rule 16a)."""
+    """Raise NoSuchLedger if a ledger is deleted, since missing entries are no proof (rule 16a)."""
     if store.holdings.is_deleted(ledger_id):
         raise errors.NoSuchLedger(
-            f"ledger {ledger_id} was deleted at {store.me}", ledger_id=ledger_id, deleted=True
+            f"ledger {ledger_id} was deleted on {store.me}", ledger_id=ledger_id, deleted=True
         )
 
 
 async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range) -> RangeDigest:
     first, last = span
     if last < first:
-        raise errors.InvalidRequest("a range ends before it begins")
+        raise errors.InvalidRequest(f"the range {first}..{last} ends before it begins")
     sha = hashlib.sha256()
     present: list[Range] = []
     damaged: list[Range] = []
@@ -475,7 +475,7 @@ def _entry_body(entry: Entry) -> EntryBody:
 def _store(request: web.Request) -> Store:
     store = request.app[BOOKIE].store
     if store is None:
-        raise errors.ReadOnly("this bookie is starting")
+        raise errors.ReadOnly("this bookie is starting: retry later")
     return store
 
 

@@ -1,4 +1,4 @@
-"""All ledgers of a bookie: one view of the ledgers in memory and of all those in the index."""
+"""The table of a bookie's ledgers: one view of the ledgers in memory and in the index."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ from services.bookie.witnesses import FreshCopies
 from services.bookie.writer import Position
 
 LEDGERS_MAX: Final = 20_000
-"""Maximum number of ledgers in memory; above it, `evict_idle` evicts all idle ones."""
+"""Maximum number of ledgers in memory; above it, `evict_idle` evicts all idle ledgers."""
 _ROUND: Final = 60
-"""Calls of `evict_idle`, one per second, that check every ledger once. A ledger unused between two
-checks is evicted, because one small object keeps a MiB of Python's memory from being returned.
-Loading it again takes some 30 µs (measured)."""
+"""Number of calls of `evict_idle`, one per second, in which each ledger is checked once. A ledger
+unused between two checks is evicted, because one small object can keep a MiB of Python's memory in
+use. Loading a ledger again takes some 30 µs (measured)."""
 
 REPLAY_CHUNK: Final = 100_000
-"""How many replayed records stay in memory before they are written to the index."""
+"""Number of replayed records after which the records in memory are written to the index."""
 
 ROWS_BYTES_MAX: Final = 1 << 20
-"""Maximum size of the copies in one page for a rebuild; a page has at least one ledger."""
+"""Maximum size of the copies in one page for a rebuild; each page has at least one ledger."""
 _ROWS_AT_ONCE: Final = 50
-"""Ledgers of a rebuild's page in one turn of the event loop: about a millisecond."""
+"""Number of ledgers of a page handled in one turn of the event loop: about a millisecond."""
 
 RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
@@ -44,17 +44,17 @@ class LedgerTable:
     """
 
     def __init__(self, me: str, index: Index, *, is_deferred: bool) -> None:
-        """Starts from the index; a replay adds later records."""
+        """Create the table from the index; a replay adds later records."""
         self._me = me
         self._index = index
         self._is_deferred = is_deferred
         self._ledgers: dict[int, StoredLedger] = {}
         self._unheld: set[int] = set()
-        """Loaded ledgers of which this bookie stored nothing when they were loaded."""
+        """Loaded ledgers without stored data on this bookie at the time of loading."""
         self._to_look_at: list[int] = []
         """The ledgers that this round has not looked at."""
         self.deleted: set[int] = set()
-        """Ledgers of which a replay found only the deletion, until the index has it."""
+        """Deleted ledgers of which a replay found no other record, until the index lists them."""
         self.fresh = FreshCopies(index.fresh())
         self._applied_count = 0
 
@@ -82,7 +82,7 @@ class LedgerTable:
         return ledger
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
-        """All ledgers known here with ids above `after`, ascending."""
+        """All stored ledgers with ids above `after`, ascending."""
         mine = ((item, None) for item in sorted(self._ledgers) if item > after)
         last_id = -1
         for ledger_id, indexed in merge(mine, self._index.ledgers(after), key=itemgetter(0)):
@@ -95,7 +95,7 @@ class LedgerTable:
                 yield ledger_id, row
 
     def remembered(self, after: int = -1) -> Iterator[tuple[int, IndexRow | None]]:
-        """All ledgers with ids above `after`, ascending; None stands for a deleted one."""
+        """Ledgers with ids above `after`, ascending, including deleted ones, whose row is None."""
         mine = {item for item, ledger in self._ledgers.items() if ledger.replica.is_deleted}
         recent = sorted(item for item in mine | self.deleted if item > after)
         last_id = -1
@@ -106,7 +106,7 @@ class LedgerTable:
             last_id = ledger_id
 
     def row_copies(self, ledger_id: int) -> list[RowCopy]:
-        """The copies of a ledger's metadata that this bookie holds (rule 18b)."""
+        """This bookie's copies of a ledger's metadata (rule 18b)."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return list(self._index.copies(ledger_id))
@@ -128,14 +128,14 @@ class LedgerTable:
         return row if row is not None and (row.ledger_key is not None or row.is_limbo) else None
 
     def is_deleted(self, ledger_id: int) -> bool:
-        """Whether a ledger was held and deleted (rule 16a)."""
+        """Whether a ledger was stored here and deleted (rule 16a)."""
         held = self._ledgers.get(ledger_id)
         if held is not None:
             return held.replica.is_deleted
         return ledger_id in self.deleted or self._index.is_deleted(ledger_id)
 
     def highest_ledger(self, below: int) -> int:
-        """The highest id under `below` of a ledger that is or was held; NO_LEDGER if none was."""
+        """The highest id below `below` of a ledger that is or was stored here; else NO_LEDGER."""
         known = (
             ledger_id
             for ledger_id in sorted(self._ledgers, reverse=True)
@@ -149,7 +149,7 @@ class LedgerTable:
         )
 
     async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
-        """About `limit` stored ranges within first..last. Yields to the loop between steps."""
+        """About `limit` stored ranges of first..last. Yields to the event loop between steps."""
         found: list[tuple[int, int]] = []
         while first <= last and len(found) < limit:
             ledger = self.ledger(ledger_id)
@@ -197,8 +197,8 @@ class LedgerTable:
         """Apply a replayed record."""
         if record.kind in {Kind.DELETE, Kind.DELETED}:
             for ledger_id in deleted_in(record):
-                # A compaction's record names many deleted ledgers, most of them otherwise unknown:
-                # do not create an object for each.
+                # Don't create an object for each ledger, because a compaction's record names many
+                # deleted ledgers, most of which have no other record.
                 if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
                     apply_stored(self.ledger(ledger_id), segment, record)
                 else:
@@ -213,12 +213,12 @@ class LedgerTable:
     def _applied(self) -> None:
         self._applied_count += 1
         if self._applied_count % REPLAY_CHUNK == 0:
-            # Bound memory. The checkpoint's position stays: replaying a record twice is harmless.
+            # Bound memory. The position stays, since replaying a record twice is harmless.
             self.write_index(None)
             self.evict_idle()
 
     def write_index(self, position: Position | None) -> None:
-        """Write all ledgers to the index. Blocks: call it before the event loop runs."""
+        """Write all ledgers to the index. Blocks, so call this before the event loop runs."""
         changes = self.changes()
         self._index.write(
             position, [change for _, change in changes], self.deleted, self.fresh.encode()
@@ -231,7 +231,7 @@ class LedgerTable:
         return [(ledger, ledger.change()) for ledger in dirty]
 
     def checkpointed(self, changes: list[tuple[StoredLedger, IndexChange]]) -> None:
-        """Note that `changes` and `deleted` are on disk: the index has the deleted ledgers now."""
+        """Record that a checkpoint has written `changes` and the deleted ledgers to disk."""
         self.deleted.clear()
         for ledger, change in changes:
             ledger.checkpointed(change)
@@ -239,9 +239,9 @@ class LedgerTable:
                 self._ledgers.pop(ledger.ledger_id, None)
 
     async def rows_page(self, after: int, limit: int) -> tuple[list[HeldRows], int | None]:
-        """A page for a rebuild of the metadata database (rule 18d): ledgers with ids above `after`,
-        including deleted ones, and the `after` of the next page. The page includes copies that are
-        not on disk yet, because they too are of committed metadata.
+        """A page of ledgers with ids above `after`, including deleted ones, for a rebuild of the
+        metadata database (rule 18d), and the `after` of the next page. The page includes copies
+        that are not on disk yet, because the metadata in these copies is committed too.
         """
         found: list[HeldRows] = []
         size = 0

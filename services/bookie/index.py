@@ -1,12 +1,12 @@
-"""The index on disk: parts, ledgers' states and copies of ledger metadata. The log can rebuild it.
+"""The index on disk: parts, states and metadata copies of ledgers. The log can rebuild the index.
 
-Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Only checkpoints write, each in one flush that
-includes the log position it covers, so that the two cannot disagree. Lookups run on the event
-loop's thread and take some microseconds.
+Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Only checkpoints write to the index. Each is one
+flush that includes the covered log position, so that the two cannot disagree. Lookups run on the
+event loop's thread and take some microseconds.
 
 RocksDB's write-ahead log is off: a checkpoint is one file and one line of RocksDB's manifest, so
 after any torn write the index is at an earlier checkpoint. (With a write-ahead log, a torn manifest
-could miss a file while later writes survive in the log: the bookie would deny entries.)
+could miss a file while later writes survive in the log, and the bookie would deny entries.)
 """
 
 import contextlib
@@ -41,15 +41,15 @@ _COPY_KEY: Final = struct.Struct(">cQQ16s")
 _POSITION: Final = struct.Struct(">QQQ")
 
 FORMAT: Final = b"3"
-"""An index of another format is rebuilt from the log. Format 3 added copies of ledger metadata."""
+"""The index's format. An index of another format is rebuilt from the log."""
 _FORMAT_KEY: Final = b"Aformat"
 _CHECKPOINT_KEY: Final = b"Acheckpoint"
 _FRESH_KEY: Final = b"Afresh"
 
 PARTS_AT_ONCE: Final = 100
 PAUSE_S: Final = 0.0003
-"""Pause of a busy thread after each PARTS_AT_ONCE parts, so that the event loop does not wait 5 ms
-for each of its turns (measured)."""
+"""Pause of a scanning thread after PARTS_AT_ONCE parts. Without it, the event loop waits 5 ms for
+each of its turns (measured)."""
 
 REOPEN_BYTES: Final = 2 * 1024 * 1024
 """Free space needed to open RocksDB, which writes its options, a manifest and a log of its own."""
@@ -58,12 +58,12 @@ WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
 """Size of a write buffer. Two buffers and the block cache bound RocksDB's memory."""
 
 BLOCK_CACHE_BYTES: Final = 8 * 1024 * 1024
-"""RocksDB's own default is 32 MiB, which a scan of a small index fills: blocks of deleted files stay
-until newer ones need their space."""
+"""Less than RocksDB's default of 32 MiB, which even scans of a small index fill, because blocks of deleted files stay
+cached until newer blocks need their space."""
 
 
 class IndexRow(NamedTuple):
-    """The index's data about a ledger, except its parts."""
+    """A ledger's data in the index, except its parts."""
 
     ledger_key: bytes | None = None
     is_fenced: bool = False
@@ -72,7 +72,7 @@ class IndexRow(NamedTuple):
     last_add_confirmed: int = NO_ENTRY
     highest: int = NO_ENTRY
     sparse_span: int = 0
-    """Width of the widest part with holes: how far back a lookup searches."""
+    """Width of the widest part with holes, which is how far back a lookup searches."""
     entry_count: int = 0
     stored_bytes: int = 0
     copy_count: int = 0
@@ -96,27 +96,27 @@ class IndexChange:
 
     ledger_id: int
     row: IndexRow | None
-    """None: the ledger is deleted, and only its id is kept (rule 16a)."""
+    """None if the ledger is deleted, so that only its id is kept (rule 16a)."""
     parts: list[Part]
     hidden: list[int]
-    """First ids of parts to remove (`parts` may contain a new part with that id)."""
+    """First ids of parts to remove; `parts` may contain a new part with the same first id."""
     copies: list[RowCopy] = field(default_factory=list)
     dropped_copies: list[RowName] = field(default_factory=list)
 
 
 class Index:
-    """Parts by (ledger, first), index rows by ledger, ids of deleted ledgers, and the checkpoint.
+    """Stores parts by (ledger, first), index rows by ledger, deleted ids, and the checkpoint.
 
     Deleted ledgers have their own key prefix, so that a scan of the ledgers skips millions of
     deleted ids.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the index. Raises Exception for a damaged index or another format."""
+        """Open or create the index. Raises Exception if it is damaged or of another format."""
         self.is_suspect = False
-        """A read failed: rebuild the index."""
+        """Whether a read failed, so that the index must be rebuilt."""
         self.is_failed = False
-        """The last checkpoint failed: reopen RocksDB before the next one."""
+        """Whether the last checkpoint failed, so that the next one must reopen RocksDB first."""
         self.path = path
         path.mkdir(exist_ok=True)
         path.chmod(0o750)  # by default RocksDB lets everyone read the files, with ledgers' keys
@@ -126,7 +126,7 @@ class Index:
             self._db[_FORMAT_KEY] = FORMAT
         elif found != FORMAT:
             self.close()
-            raise ValueError(f"the index has the format {found!r}")
+            raise ValueError(f"the index format must be {FORMAT!r} (got {found!r})")
 
     def _open_database(self) -> Rdict:
         options = Options(raw_mode=True)
@@ -141,7 +141,7 @@ class Index:
         return Rdict(str(self.path), options, access_type=AccessType.read_write())
 
     def checkpoint(self) -> Position | None:
-        """The log position that the index covers; None: it covers nothing."""
+        """The log position that the index covers; None if the index is empty."""
         value = self._db.get(_CHECKPOINT_KEY)
         return None if value is None else Position(*_POSITION.unpack(value))
 
@@ -158,8 +158,8 @@ class Index:
     ) -> None:
         """Write one checkpoint atomically and durably. May run in any thread.
 
-        Without a position, the changes are written and the covered log position stays. `deleted`
-        names deleted ledgers that are otherwise unknown here. `fresh`: for `Index.fresh` to return.
+        If `position` is None, the covered log position does not change. `deleted`: ids of deleted
+        ledgers without any other data here. `fresh`: the new value of `Index.fresh`.
         """
         batch = WriteBatch(raw_mode=True)
         count = 0
@@ -233,7 +233,7 @@ class Index:
             yield _LEDGER_KEY.unpack(key)[1], decode_row(value)
 
     def highest_ledger(self, below: int) -> int:
-        """The highest id under `below` of a ledger held or deleted here; NO_LEDGER if none is."""
+        """The highest id below `below` of a ledger stored or deleted here; else NO_LEDGER."""
         found = NO_LEDGER
         cursor = self._db.iter()
         for prefix in (b"L", b"D"):
@@ -311,7 +311,7 @@ class Index:
         cursor.status()
 
     def close(self) -> None:
-        """Close the database. A replay of the log restores what RocksDB could not write."""
+        """Close the database. A replay of the log restores data that RocksDB could not write."""
         with contextlib.suppress(Exception):
             self._db.close()
 

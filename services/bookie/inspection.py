@@ -1,12 +1,12 @@
 """Verifies a stopped bookie's log and index, and salvages a log that is damaged below its tail.
 
-Verification continues after damage, so that the report is complete. The code of a normal start
-judges the end of the log, so a log that passes also starts.
+Verification continues after damage, so that the report is complete. The log's end is checked by the
+same code as at a normal start, so a bookie with a valid log also starts.
 
 A salvage copies readable records in order to a new log, and keeps the old one as `log.damaged`.
 Unreadable records may have been acknowledged, so the cookie is marked before the new log takes its
-place. The next start is then a new incarnation, which denies nothing that older incarnations were
-asked to keep (rule 15).
+place. The next start is then a new incarnation, which denies no entry that older incarnations may
+have stored (rule 15).
 """
 
 import errno
@@ -41,20 +41,20 @@ from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import BATCH_BYTES_MAX, LogWriter, Position
 
 IN_FLIGHT_BYTES: Final = 2 * BATCH_BYTES_MAX
-"""Maximum bytes queued in the writer: enough that a batch gathers while another is synced."""
+"""Maximum size of records queued in the writer: a batch gathers while another is synced."""
 
 _LOOK_S: Final = 0.5
 
 SegmentProgress = Callable[[Sequence[int]], Iterable[int]]
-"""Iterates over segment numbers, and may display progress."""
+"""A function that iterates over segment numbers and may display progress."""
 
 PartProgress = Callable[[Iterator[tuple[int, Part]]], Iterable[tuple[int, Part]]]
-"""Iterates over the parts of the index, and may display progress."""
+"""A function that iterates over the parts of the index and may display progress."""
 
 
 @dataclass
 class LogReport:
-    """The result of verifying log and index."""
+    """The result of a verification of log and index."""
 
     segments: int = 0
     batches: int = 0
@@ -65,13 +65,13 @@ class LogReport:
     """Number of ids in deletion records; an interrupted compaction may leave an id twice."""
     problems: list[str] = field(default_factory=list)
     tail: str = ""
-    """How the log ends: cleanly or not."""
+    """The state of the log's end, such as clean or torn."""
 
 
 def batches_of(
     segments: Segments, progress: SegmentProgress
 ) -> Iterator[tuple[int, LogBatch | str]]:
-    """The whole log in order, with segment numbers: valid batches, and problems as text."""
+    """Yields the log in order, as pairs of a segment's number and a valid batch or a problem."""
     present, gone = segments.numbers(), segments.gone()
     try:
         first = segments.first()
@@ -92,7 +92,7 @@ def batches_of(
                     is_text = isinstance(item, str)
                     yield (
                         number,
-                        f"{item}: a CRC is wrong, or it can't be read" if is_text else item,
+                        f"{item}: a CRC is wrong, or the file can't be read" if is_text else item,
                     )
             elif number not in gone:
                 yield number, f"{segments.path(number)} is missing"
@@ -101,7 +101,7 @@ def batches_of(
 
 
 def _stretches(segments: Segments, number: int) -> Iterator[LogBatch | str]:
-    """The valid batches of a segment, and the places of unreadable stretches."""
+    """Yields the valid batches of a segment, and the places of unreadable stretches."""
     for start, end, batch in scan(segments, number):
         if batch is not None:
             yield batch
@@ -123,7 +123,7 @@ def _last_segment(segments: Segments, number: int) -> Iterator[LogBatch]:
 def verify_directory(
     directory: Path, progress: SegmentProgress = iter, part_progress: PartProgress = iter
 ) -> LogReport:
-    """Read the whole log and index, and check each part of the index against the log."""
+    """Read the whole log and the index, and check each part of the index against the log."""
     report = LogReport()
     segments = Segments(directory / "log", 0)
     report.segments = len(segments.numbers())
@@ -143,7 +143,7 @@ def verify_directory(
     report.tail = _tail(segments)
     if not segments.directory.exists():
         report.problems.append(
-            f"{segments.directory} is missing: a salvage was interrupted; run it again"
+            f"{segments.directory} is missing, because a salvage was interrupted: run the salvage again"
         )
     try:
         read_cookie(directory)
@@ -155,7 +155,7 @@ def verify_directory(
 
 
 def _tail(segments: Segments) -> str:
-    """How the log ends, in words."""
+    """The state of the log's end, in words."""
     numbers = segments.numbers()
     if not numbers:
         return "there is no segment"
@@ -189,12 +189,12 @@ def _verify_index(
         numbers = segments.numbers()
         if at is not None and numbers and at.segment > numbers[-1]:
             report.problems.append(
-                f"{segments.path(at.segment)} is missing: the index covers it up to offset {at.offset}"
+                f"{segments.path(at.segment)} is missing, but the index covers it to offset {at.offset}"
             )
         for number, ledger_ids in deleted.items():
             if at is not None and number < at.segment:
                 report.problems += [
-                    f"ledger {ledger_id} was deleted, and the index does not know it"
+                    f"the index does not list ledger {ledger_id} as deleted, but the log does"
                     for ledger_id in sorted(ledger_ids)
                     if not index.is_deleted(ledger_id)
                 ]
@@ -213,7 +213,7 @@ def _verify_index(
 
 
 def _part_problem(segments: Segments, ledger_id: int, part: Part) -> str:
-    """The problem of a part of the index, or ""."""
+    """The problem with a part of the index, or ""."""
     place = f"{part.segment}:{part.offset}"
     try:
         body = os.pread(segments.reader(part.segment).fd, part.size, part.offset)
@@ -226,14 +226,14 @@ def _part_problem(segments: Segments, ledger_id: int, part: Part) -> str:
     try:
         run = Run(body[KEY_BYTES:])
     except BadRun:
-        return f"{place} holds no run"
+        return f"{place} contains no run"
     if run.ledger_id != ledger_id or any(run.index(e) is None for e in part.ids()):
-        return f"{place} holds another run"
+        return f"{place} contains another run"
     return ""
 
 
 def dump_records(directory: Path, progress: SegmentProgress = iter) -> Iterator[dict[str, Any]]:
-    """Each record of the log without its payload, and each problem at its place."""
+    """Yields each record of the log without its payload, and each problem at its place."""
     for number, item in batches_of(Segments(directory / "log", 0), progress):
         if isinstance(item, str):
             yield {"segment": number, "problem": item}
@@ -266,7 +266,7 @@ class Salvaged:
 
 
 def undo_salvage(directory: Path) -> None:
-    """Undo an interrupted salvage: put back the damaged log, which is still complete."""
+    """Undo an interrupted salvage by restoring the damaged log, which is still complete."""
     log, damaged = directory / "log", directory / "log.damaged"
     if not log.exists() and damaged.exists():
         damaged.rename(log)
@@ -282,7 +282,7 @@ def salvage_log(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> 
     report = Salvaged()
     damaged, made = directory / "log.damaged", directory / "log.salvaged"
     if damaged.exists():
-        raise FileExistsError(f"{damaged} is left by an earlier salvage: move it away first")
+        raise FileExistsError(f"{damaged} exists from an earlier salvage: move it away first")
     _check_room(directory, Segments(directory / "log", 0), segment_bytes)
     made.mkdir()
     try:
@@ -293,7 +293,7 @@ def salvage_log(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> 
         shutil.rmtree(made, ignore_errors=True)
         raise
     report.ledgers = len(ledgers)
-    # Mark the cookie first: a start must not mistake the new log for a complete one.
+    # Mark the cookie first, so that no start takes the new log for a complete one.
     cookie = read_cookie(directory)
     if cookie is not None:
         write_cookie(directory, cookie.model_copy(update={"salvaged": True}))
@@ -361,8 +361,8 @@ def _check_room(directory: Path, segments: Segments, segment_bytes: int) -> None
     if free < needed:
         raise OSError(
             errno.ENOSPC,
-            f"a salvage makes a second log: it needs {needed:,} bytes in {directory}, where"
-            f" {free:,} are free. Nothing was changed",
+            f"a salvage writes a second log, which needs {needed:,} bytes in {directory}, but only"
+            f" {free:,} are free: free some space and retry; nothing was changed",
         )
 
 

@@ -1,5 +1,5 @@
-"""One ledger in memory: its rules (`Replica`), the parts stored since the last checkpoint, and the
-answers that wait for the disk.
+"""A ledger in memory, with its rules (`Replica`), the parts stored since the last checkpoint, and
+the answers that wait for the disk.
 
 Use a ledger on the event loop's thread only. A checkpoint begins with `change()` and ends with
 `checkpointed()`; a change made in between stays dirty.
@@ -29,7 +29,7 @@ def _first(part: Part) -> int:
 
 
 def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
-    """Skip repeated parts: during a checkpoint a part may be both in `recent` and in the index."""
+    """Skip repeated parts, since a part may be in `recent` and in the index during a checkpoint."""
     last_first = NO_ENTRY
     for part in parts:
         if part.first != last_first:
@@ -38,7 +38,7 @@ def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 class StoredLedger:
-    """One ledger as the bookie stores it: `recent` parts in memory, all others in the index.
+    """A ledger as the bookie stores it, with `recent` parts in memory and all others in the index.
 
     Invariants:
     - parts are disjoint as sets of ids;
@@ -49,8 +49,8 @@ class StoredLedger:
       disk.
     """
 
-    # A bookie has up to 20,000 ledgers in memory: an idle one takes 0.9 KiB (with a dictionary of
-    # attributes, more sets and a deque 1.8 KiB, measured).
+    # A bookie has up to 20,000 ledgers in memory. An idle ledger takes 0.9 KiB; with a dictionary
+    # of attributes, more sets and a deque, it took 1.8 KiB (measured).
     __slots__ = (
         *("ahead_to", "hidden", "highest", "is_cold", "is_used", "ledger_id", "lookup", "read_to"),
         *("recent", "replica", "row_names", "sparse_span", "_copies", "_dirty_count"),
@@ -79,13 +79,13 @@ class StoredLedger:
         self.hidden: set[int] = set()
         self._hiding = _NOTHING
         self._replaced: list[tuple[Part, Part, Part | None]] = []
-        """(new, old, rest) for each new part that is not on disk yet: `new` took entries from the
-        part `old`, and `rest` has the remaining ones."""
+        """(new, old, rest) for each new part that is not on disk yet. The part `new` took entries
+        from the part `old`, and `rest` is the remaining part."""
         self._is_in_checkpoint = False
         self.read_to = self.ahead_to = NO_ENTRY
-        """Where the last read ended, and how far read-ahead went."""
+        """The ends of the last read and of read-ahead."""
         self.is_used = True
-        """Whether a request named the ledger since the table last looked (`holdings.py`)."""
+        """Whether a request named the ledger since the table's last check (`holdings.py`)."""
         self.is_cold = False
         """Whether the current sequence of reads had to wait for the disk."""
         self._waiting: list[tuple[int, Callable[[], None]]] = []
@@ -102,7 +102,7 @@ class StoredLedger:
             is_deleted=is_deleted or (found is None and index.is_deleted(ledger_id)),
         )
         self.row_names: tuple[RowName, ...] = ()
-        """The names of the copies of this ledger's metadata that the bookie holds (rule 18b)."""
+        """The names of the bookie's copies of this ledger's metadata (rule 18b)."""
         if row.copy_count:
             self.row_names = tuple(copy.name for copy in index.copies(ledger_id))
         self._copies: dict[RowName, RowCopy] = {}
@@ -114,14 +114,14 @@ class StoredLedger:
         self._stored_bytes = row.stored_bytes
 
     def present(self, first: int, last: int) -> Ranges:
-        """Which of first..last are stored, synced or not."""
+        """The stored ranges within first..last, synced or not."""
         if self.lookup is not None and self.lookup[:2] == (first, last):
             return present_in(self.lookup[2], first, last)
         return present_in(self.find(first, last), first, last)
 
     def accept(self, record: RunStored) -> Part:
-        """Store these entries; new copies replace existing ones. Returns their part, which has no
-        place in the log yet.
+        """Store a run's entries; new copies replace existing ones. Returns the run's part, which
+        has no place in the log yet.
         """
         part = part_of(record.run)
         self._insert(part)
@@ -133,12 +133,12 @@ class StoredLedger:
 
     def find_some(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
         """The parts that contain some of first..last, ascending by first, up to about `bytes_max`
-        (at least one entry), and the last id that the result covers. Whole parts are returned, so
+        (at least one entry), and the last id that the result covers. Parts are returned whole, so
         that a sequential reader does not read a run twice.
         """
         if first > self.highest:
             return [], last
-        # `recent` may be long: do not copy it, and do not step through its parts before `first`.
+        # `recent` may be long, so do not copy it or step through its parts before `first`.
         at = max(0, bisect_right(self.recent, first - self.sparse_span, key=_first) - 1)
         recent = map(self.recent.__getitem__, range(at, len(self.recent)))
         is_indexed = first <= self._indexed_highest
@@ -151,7 +151,7 @@ class StoredLedger:
                 continue
             size += part.size or len(part.body or b"")
             end = part.first - 1
-            # An answer needs at least one entry, and parts may interleave.
+            # An answer must have at least one entry, and parts may interleave.
             if size > bytes_max and any(before.has_any(first, end) for before in found):
                 return found, end
             found.append(part)
@@ -212,7 +212,7 @@ class StoredLedger:
         )
 
     def row_copy(self, name: RowName) -> RowCopy:
-        """The held copy of ledger metadata with this name."""
+        """The stored copy of ledger metadata with this name."""
         found = self._copies.get(name)
         if found is None:
             found = next(copy for copy in self._index.copies(self.ledger_id) if copy.name == name)
@@ -226,7 +226,7 @@ class StoredLedger:
         self._copies[row.name] = row
 
     def drop_row_copies(self, names: Collection[RowName]) -> None:
-        """Forget these copies of the ledger's metadata. A replay may bring the copies back."""
+        """Forget these copies of the ledger's metadata. A replay may restore the copies."""
         self._dropped_copies += names
         for name in names:
             self._copies.pop(name, None)
@@ -244,14 +244,14 @@ class StoredLedger:
         self._dirty_count += 1
 
     def when_synced(self, after: int, callback: Callable[[], None]) -> None:
-        """Call `callback` once the first `after` records are on disk, or now if they are."""
+        """Call `callback` once the first `after` records are on disk, possibly at once."""
         if after <= self.replica.synced_count:
             callback()
         else:
             self._waiting.append((after, callback))
 
     def on_synced(self, count: int) -> None:
-        """`count` more records are on disk: answer the requests that waited for them."""
+        """Answer the requests that waited for `count` more records, which are on disk now."""
         replica = self.replica
         replica.synced(replica.synced_count + count)
         self._dirty_count += count
@@ -261,7 +261,7 @@ class StoredLedger:
             try:
                 waiting.pop(0)[1]()
             except Exception:
-                # The error must not stop the answers to others that wait for this batch.
+                # The error must not stop other requests' answers that wait for this batch.
                 log.exception("answer-failed", extra={"ledger": self.ledger_id})
 
     def touch(self) -> None:
@@ -275,12 +275,12 @@ class StoredLedger:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the index knows the whole ledger, so that it may be evicted from memory."""
+        """Whether the index has the whole ledger, which may then be evicted from memory."""
         replica = self.replica
         return (
             not self.recent
             and not self.is_dirty
-            # A running checkpoint may be writing what the index lacks, such as a fence (I13).
+            # A running checkpoint may be writing data that the index lacks, such as a fence (I13).
             and not self._is_in_checkpoint
             and not self._copies
             and not self._waiting
@@ -289,9 +289,9 @@ class StoredLedger:
 
     @property
     def is_deletion_synced(self) -> bool:
-        """Whether the ledger is deleted (rule 16a) and the log has the deletion on disk. The index
-        must not record the deletion earlier: an index rebuilt from a log without that record would
-        not know the ledger.
+        """Whether the ledger is deleted (rule 16a) and the deletion is on disk in the log. The
+        index must not record the deletion earlier, because an index rebuilt from a log without that
+        record would lack the ledger.
         """
         replica = self.replica
         return replica.is_deleted and replica.synced_count == replica.accepted_count
@@ -327,19 +327,19 @@ class StoredLedger:
 
     def change(self) -> IndexChange:
         """A checkpoint's changes to write. The index row may be ahead of the checkpoint's log
-        position: its fields are monotone, so replaying the same records again is harmless.
+        position. Its fields only grow, so replaying the same records again is harmless.
         """
         self._dirty_count = 0
         self._is_in_checkpoint = True
         parts = [part for part in self.recent if part.segment >= 0]
         self._prune()
-        # A power cut may lose a replacement that is not on disk, and the replaced parts are valid
-        # again then. So the checkpoint writes replaced parts unchanged.
+        # A power cut may lose a replacement that is not on disk; the replaced parts are then valid
+        # again. So the checkpoint writes replaced parts unchanged.
         left = {id(rest) for _, _, rest in self._replaced}
         kept = [old for _, old, _ in self._replaced if old.segment >= 0 and id(old) not in left]
         if left:
             parts = [part for part in parts if id(part) not in left] + kept
-        # Ids hidden from now on belong to the next checkpoint.
+        # Parts hidden from now on belong to the next checkpoint.
         still = {part.first for part in kept}
         self._hiding, self.hidden = frozenset(self.hidden - still), still
         row = None if self.is_deletion_synced else self.row()
@@ -349,7 +349,7 @@ class StoredLedger:
         )
 
     def checkpointed(self, change: IndexChange) -> None:
-        """Note that the checkpoint made of `change` is on disk."""
+        """Record that the checkpoint with `change` is on disk."""
         self._is_in_checkpoint = False
         written = set(map(id, change.parts))
         self.recent = [part for part in self.recent if id(part) not in written]
@@ -360,7 +360,7 @@ class StoredLedger:
             self._indexed_highest = max(self._indexed_highest, part.last)
 
     def checkpoint_failed(self, change: IndexChange) -> None:
-        """Mark the changes as dirty again: the checkpoint made of `change` failed."""
+        """Mark the changes as dirty again, because the checkpoint with `change` failed."""
         self._dropped_copies += change.dropped_copies
         self._is_in_checkpoint = False
         self.hidden |= self._hiding

@@ -1,23 +1,23 @@
-"""Ledgers in limbo (BP-46): a new incarnation may lack entries until each entry is checked.
+"""Handles ledgers in limbo (BP-46), of which a new incarnation may lack entries.
 
 Phase one runs before the bookie serves: it durably marks each ledger that metadata places at an
-older incarnation. From then on the bookie serves the stored entries of these ledgers and denies
-none. Phase one also fences the ledgers that are in recovery or CLOSED. An OPEN ledger needs no
+older incarnation. From then on the bookie serves the stored entries of these ledgers and denies no
+entry. Phase one also fences the ledgers that are in recovery or CLOSED. An OPEN ledger needs no
 fence: a recovery changes the metadata before it fences, so no fence was lost, and the writer may
 continue with the new incarnation (rule 15).
 
-Phase two runs while the bookie serves. The bookie requests repairs: autorecovery copies missing
-entries and replaces the old incarnation by the new one in the metadata. (Only autorecovery may
-check authentication codes: rule 30.) The bookie ends a ledger's limbo when no fragment names an
-older incarnation and the index has all entries that metadata places here.
+Phase two runs while the bookie serves. The bookie requests repairs, by which autorecovery copies
+missing entries and replaces the old incarnation by the new one in the metadata. (Only autorecovery
+may check authentication codes, by rule 30.) The bookie ends a ledger's limbo when no fragment names
+an older incarnation and the index has all entries that metadata places here.
 
 Metadata may name an older incarnation after phase one, or after the ledger's limbo, because a
-change for the older member completed late. These ledgers need no mark: addressed as the older
-member, the bookie denies nothing and accepts no normal add (rule 15, ADR 7). A repair replaces the
-older member only after all entries were read back (rule 20a). So a count of the indexed entries is
-enough to end limbo: copies were read back, and the new member itself acknowledged later adds.
+change for the older member completed late. These ledgers need no mark, since the bookie denies no
+entry and accepts no normal add as the older member (rule 15, ADR 7). A repair replaces the older
+member only after all entries were read back (rule 20a). So counting the indexed entries suffices to
+end limbo: copies were read back, and the new member itself acknowledged later adds.
 
-Both phases resume after a crash: the file `limbo` in the directory marks unfinished work.
+Both phases resume after a crash, because the file `limbo` in the directory marks unfinished work.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 _MARK_NAME: Final = "limbo"
 _CHECK_ENTRIES: Final = 10_000
-"""Entries checked in one step; between steps the event loop runs other tasks."""
+"""Number of entries checked in one step; between steps the event loop runs other tasks."""
 _REST_FACTOR: Final = 10
-"""After a round, which reads all metadata that names this bookie, the pause is this many times as
-long as the round."""
+"""Ratio of the pause after a round to the round's duration. A round reads all metadata that names
+this bookie."""
 _RANGES_MAX: Final = 1000
 _REQUEUE_S: Final = 600.0
-"""How long until a ledger still in limbo is queued again: a repair may take long, and a ledger that
-is queued again is taken from its worker."""
+"""Time until a ledger still in limbo is queued again. It is long, because a repair may take long,
+and queueing takes a ledger away from its worker."""
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def logged(what: str, **members: object) -> Iterator[None]:
 
 
 class Limbo:
-    """Marks ledgers that may have lost entries, and has the entries restored.
+    """Marks ledgers that may have lost entries, and requests repairs of these ledgers.
 
     Invariants (I27): a ledger leaves limbo only when no fragment names an older incarnation of this
     bookie and the index has every entry of its closed fragments' write sets. The mark in the
@@ -119,14 +119,14 @@ class Limbo:
         clock = asyncio.get_running_loop().time
         while self._mark_file.exists():
             begun = clock()
-            # No ledger leaves limbo without proof; the next round tries again.
+            # If the round fails, ledgers stay in limbo, and the next round retries.
             with logged("limbo"):
                 await self.round()
             if self._mark_file.exists():
                 await asyncio.sleep(max(self._rest_s, _REST_FACTOR * (clock() - begun)))
 
     async def round(self) -> None:
-        """For each ledger in limbo, queue repairs if they are due, or try to end its limbo."""
+        """Queue due repairs for each ledger in limbo, or try to end the ledger's limbo."""
         left = {ledger_id async for ledger_id in self._in_limbo()}
         before, self.progress.ledgers = self.progress.ledgers, len(left)
         waiting: set[int] = set()
@@ -169,21 +169,21 @@ class Limbo:
         self._note_queued([(row.ledger_id, False) for row in due])
 
     def _is_due(self, key: tuple[int, bool]) -> bool:
-        """Whether to queue a repair. `key`: ledger id, and whether it is for this incarnation."""
+        """Whether a repair is due. `key`: ledger id, and whether it is for this incarnation."""
         now = asyncio.get_running_loop().time()
         return now - self._queued_at.get(key, float("-inf")) >= _REQUEUE_S
 
     def _note_queued(self, keys: list[tuple[int, bool]]) -> None:
-        """Note when these repairs were queued."""
+        """Record that these repairs were queued now."""
         now = asyncio.get_running_loop().time()
         self._queued_at.update(dict.fromkeys(keys, now))
 
     async def _try_to_leave(self, ledger_id: int) -> None:
-        """End a ledger's limbo if every expected entry is here; else queue the missing entries."""
+        """End a ledger's limbo if it has every expected entry; else queue the missing entries."""
         checked = 0
         missing: Ranges = ()
-        # Later denials rest on the metadata, so it must be from the database that this bookie knows
-        # (rules 18a, 18c).
+        # Later denials depend on this metadata, so it must have the changes that this bookie has
+        # proof of (rules 18a, 18c).
         held = {ledger_id: self._store.ledger(ledger_id).row_names}
         holder = member_name(self._store.me)
         try:
@@ -214,7 +214,7 @@ class Limbo:
             log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": count})
 
     async def _missing_entries(self, row: LedgerMetadata) -> tuple[int, Ranges]:
-        """How many entries metadata places here, and which are missing (only some, if many)."""
+        """The number of entries that metadata places here, and the first ranges of missing ones."""
         checked = 0
         missing: list[tuple[int, int]] = []
         for position, first, last in limbo.expected(row, self._store.me):

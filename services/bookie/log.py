@@ -1,6 +1,6 @@
-"""The format of a bookie's log: encodes batches of records, and parses what is read back.
+"""The format of a bookie's log. Encodes batches of records, and parses the bytes of a segment.
 
-A segment is a file: a head, then batches, one per group commit. All numbers are big-endian.
+A segment is a file with a head and batches, one per group commit. All numbers are big-endian.
 
     segment head   magic 8s | segment u64 | nonce u64 | first sequence u64 | previous end u64
                    | allocated u64 | crc u32
@@ -9,8 +9,8 @@ A segment is a file: a head, then batches, one per group commit. All numbers are
     record heads   kind u8 | flags u8 | 0 u16 | ledger i64 | bytes u32 | crc u32 of the body   (each)
     bodies         one after another
 
-A batch's CRC covers the batch head, with the batch's place, and the record heads, with the CRCs of
-the bodies. So the CRC covers the whole batch, and a reader can still check a single body alone.
+A batch's CRC covers the batch head and the record heads, which contain the batch's place and the
+CRCs of the bodies. So the CRC protects the whole batch, but one body can be checked alone.
 
 `synced below` (rule 19) is an offset in this segment: bytes below it were on disk before this batch
 was written. Earlier segments are on disk up to the `previous end` in their successor's head.
@@ -35,10 +35,10 @@ _RECORD_HEAD: Final = struct.Struct(">BBHqII")
 _MAGIC_BYTES: Final = BATCH_MAGIC.to_bytes(4, "big")
 
 SECTOR: Final = 512
-"""A disk writes a sector whole or not at all."""
+"""Bytes of a sector, which a disk writes completely or not at all."""
 
 CLEAN_END: Final = 1
-"""Batch flag: the log was closed cleanly, and nothing follows in this segment."""
+"""Batch flag of a cleanly closed log: nothing follows in this segment."""
 
 KEY_BYTES: Final = 32
 
@@ -55,11 +55,11 @@ class Kind(IntEnum):
     LIMBO = 4
     """counter u64 | limbo u8"""
     DROP = 5
-    """key. Earlier runs of the ledger are dropped; a fenced stub stays (rule 16)."""
+    """key. Drops the ledger's earlier runs; a fenced stub stays (rule 16)."""
     DELETE = 6
-    """(empty): the metadata has a tombstone; only the id is kept (rules 16a, 17)."""
+    """No body. The metadata has a tombstone, so only the id is kept (rules 16a, 17)."""
     DELETED = 7
-    """id i64 (each): deleted ledgers, packed by a compaction. The record head names the first."""
+    """id i64 (each). Deleted ledgers, packed by a compaction; the record head names the first."""
     ROW = 8
     """key | version u64 | attempt [16] (zeros: none) | copy of ledger metadata (rule 18b)."""
 
@@ -70,7 +70,7 @@ REPLACES: Final = 1
 
 
 class LogDamaged(Exception):
-    """Data that was on disk is missing or corrupt: an operator must decide (rule 19)."""
+    """Data that was on disk is missing or corrupt, so an operator must decide (rule 19)."""
 
 
 class SegmentHead(NamedTuple):
@@ -81,8 +81,8 @@ class SegmentHead(NamedTuple):
     first_sequence: int
     previous_end: int
     allocated: int
-    """The file's length, durably allocated before its first use: a shorter file that was not closed
-    cleanly was truncated."""
+    """The file's length, which is durably allocated before the first use. So a shorter file that
+    was not closed cleanly was truncated."""
 
     def encode(self) -> bytes:
         """The head as bytes, with its CRC."""
@@ -107,7 +107,7 @@ class QueuedRecord:
     kind: Kind
     ledger_id: int
     parts: tuple[bytes, ...]
-    """The body in pieces, so that no payload is copied."""
+    """The pieces of the body, which are not joined, so that no payload is copied."""
     size: int
     flags: int = 0
     tag: object = None
@@ -146,13 +146,13 @@ class LogBatch(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Where and why reading a segment ended early."""
+    """The place and the reason of an early end of reading a segment."""
 
     offset: int
     is_blank: bool
-    """Only zeros follow: nothing was ever written there."""
+    """Whether only zeros follow, so that nothing was ever written there."""
     looks_torn: bool
-    """The end looks like an interrupted write: a blank sector, or a file that ends in a batch."""
+    """Whether the end looks like an interrupted write: a blank sector, or a batch cut off."""
     reason: str
 
 
@@ -218,8 +218,8 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> LogBatch 
     flags, sequence, synced_below, size, heads = parsed
     records = []
     body_at = at + BATCH_HEAD.size + len(heads) * _RECORD_HEAD.size
-    # A CRC proves that these numbers were written, not that they make sense: a size of zero would
-    # make the reader loop for ever.
+    # A valid CRC proves that these numbers were written, but not that they make sense: with a size
+    # of zero, the reader would loop for ever.
     if at + size > len(data) or body_at + sum(row[4] for row in heads) != at + size:
         return None
     for kind, record_flags, _, ledger_id, body_bytes, crc in heads:
@@ -234,7 +234,7 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> LogBatch 
 
 
 class RecordHead(NamedTuple):
-    """The head of a record. `offset` is where the body is in the segment."""
+    """The head of a record. `offset` is the body's place in the segment."""
 
     kind: Kind
     ledger_id: int
@@ -266,8 +266,8 @@ def parse_record_heads(
 def read_batches(
     head: SegmentHead, data: bytes, base: int, end: int | None = None
 ) -> Iterator[LogBatch | Stop]:
-    """The batches of `data`, which begins at segment offset `base`. The last item is a Stop if
-    reading ended before `end` (None: the end is unknown).
+    """Yields the batches of `data`, which begins at segment offset `base`. The last item is a Stop
+    if reading ended before `end` (None if the end is unknown).
     """
     at = 0
     limit = len(data) if end is None else end - base
@@ -293,7 +293,7 @@ def later_sync_point(head: SegmentHead, data: bytes, at: int, base: int) -> int:
 
 
 def whole_bytes(head: SegmentHead, data: bytes, at: int, base: int) -> int | None:
-    """The size of the batch at `at`, or None if its heads are invalid or incomplete."""
+    """The size of the batch at index `at`; None if its heads are invalid or incomplete."""
     parsed = _parse_heads(head, data, at, base) if at < len(data) else None
     return None if parsed is None else parsed[3]
 
@@ -344,8 +344,8 @@ def _stop(head: SegmentHead, data: bytes, at: int, base: int) -> Stop:
     if parsed is not None:
         size, table = parsed[3], parsed[4]
         if unknown := {row[0] for row in table} - _KINDS:
-            # The heads' CRC is valid, so a later release wrote the batch: never cut it off.
-            reason = f"a record of kind {min(unknown)}, which this release does not know"
+            # The heads' CRC is valid: a later release wrote the batch. Never cut it off.
+            reason = f"a record has kind {min(unknown)}, which only a later release supports"
             return Stop(base + at, is_blank=False, looks_torn=False, reason=reason)
         if size > rest:
             return Stop(base + at, is_blank=False, looks_torn=True, reason="cut short by the file")
@@ -365,7 +365,7 @@ def _is_blank(data: bytes, start: int, end: int) -> bool:
 
 
 def _has_blank_sector(data: bytes, start: int, end: int, base: int) -> bool:
-    """Whether any sector's part within start..end is all zeros."""
+    """Whether the bytes start..end of any sector are all zeros."""
     at = start
     while at < end:
         edge = min(end, at + SECTOR - (base + at) % SECTOR)

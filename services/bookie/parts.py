@@ -1,4 +1,4 @@
-"""Parts: the units of a bookie's index. A part names entries of a stored run and its place.
+"""Parts, the units of a bookie's index. A part locates entries of a stored run.
 
 With striping (E > Qw) a bookie's share of a run has holes. Repair may fill the holes with other
 runs, so parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
@@ -12,15 +12,15 @@ from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.record import Run
 
 SPARSE_SPAN_MAX: Final = 4096
-"""Maximum span of a part with holes, in ids; wider runs are split. The maximum bounds how far
-back a lookup searches. (A part without holes is found at once.)"""
+"""Maximum span of a part with holes, in ids; wider runs are split. The maximum limits how far back
+a lookup searches for such parts."""
 
 _VALUE: Final = struct.Struct(">qQQII")
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Entries first..last of a run. `mask` has a bit for each id in the part; 0 means all ids.
+    """Entries first..last of a run. `mask` has a bit for each id in the part; 0 stands for all ids.
 
     `segment` is -1, and `body` has the run, until the record is on disk.
     """
@@ -34,7 +34,7 @@ class Part:
     crc: int = 0
     body: bytes | None = None
     rest: "Part | None" = None
-    """What remains of this part if another part took entries from it before it was on disk."""
+    """The remaining part, if another part took entries from this part before it was on disk."""
 
     def has(self, entry_id: int) -> bool:
         """Whether an entry belongs to the part."""
@@ -75,7 +75,7 @@ class Part:
 
 
 def decode_part(first: int, value: bytes) -> Part:
-    """Decode what `Part.encode` returned for a part that begins at id `first`."""
+    """Decode the value of a part that begins at id `first`, which `Part.encode` returned."""
     last, segment, offset, size, crc = _VALUE.unpack_from(value)
     mask = int.from_bytes(value[_VALUE.size :], "big")
     return Part(first, last, mask, segment, offset, size, crc)
@@ -106,7 +106,7 @@ def mask_of(ids: list[int]) -> int:
 
 
 def present_in(parts: list[Part], first: int, last: int) -> Ranges:
-    """Which of first..last the parts contain, as ranges."""
+    """The ranges of first..last that the parts contain."""
     if all(part.mask == 0 for part in parts):
         ranges: list[tuple[int, int]] = []
         for part in sorted(parts, key=lambda part: part.first):

@@ -1,5 +1,5 @@
-"""Records on their way to the disk: their size, the tasks that wait for them, and the checkpoints
-that bring the index up to date with the log.
+"""Records that are queued for the disk, and the checkpoints that bring the index up to date with
+the log.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CROWDED_PART: Final = 4
-"""Channels are not read while over 1 / CROWDED_PART of `bytes_max` is queued (some 50 ms of disk
-time): TCP then slows the peers down. Adds by plain HTTP are refused only above `bytes_max`."""
+"""Channels are not read while more than `bytes_max` / CROWDED_PART is queued (some 50 ms of disk
+time), so that TCP slows the peers down. Adds by plain HTTP are refused only above `bytes_max`."""
 
 CHECKPOINT_COST: Final = 2048
 """A record's weight towards the next checkpoint, in addition to its bytes. A part takes some 300
-bytes of memory until a checkpoint, and a checkpoint of many parts stalls the loop."""
+bytes of memory until a checkpoint, and a checkpoint of many parts stalls the event loop."""
 
 CHECKPOINT_S: Final = 15.0
-"""Seconds from a record to the next checkpoint, at most. The checkpoint frees parts and copies of
-ledger metadata (up to `checkpoint_bytes`). Chosen by judgement: it takes a thread about 10 ms."""
+"""Maximum time from a record to the next checkpoint, which frees parts and copies of ledger
+metadata (up to `checkpoint_bytes`). Chosen by judgement: it takes a thread 10 ms."""
 
 
 def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
@@ -44,7 +44,7 @@ def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
 
 
 async def answered(ask: Callable[[Callable[[T], None]], None]) -> T:
-    """Call `ask` with a callback, and return the value that the callback gets."""
+    """Call `ask` with a callback, and return the value passed to the callback."""
     answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     ask(partial(resolve, answer))
     return await answer
@@ -52,7 +52,7 @@ async def answered(ask: Callable[[Callable[[T], None]], None]) -> T:
 
 @dataclass(eq=False)
 class PendingWrites:
-    """Records that were given to the writer and are not on disk yet.
+    """The records that are queued in the writer and not on disk yet.
 
     Invariant: a ledger is notified of synced records in the order of submission.
     """
@@ -70,7 +70,7 @@ class PendingWrites:
 
     def start(self, writer: LogWriter, on_fatal: Callable[[BaseException], None]) -> None:
         """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal` is
-        called if requests that wait for the disk can no longer be answered.
+        called if requests that wait for the disk can never be answered.
         """
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
@@ -104,20 +104,20 @@ class PendingWrites:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether more is queued than may stay in memory."""
+        """Whether the queued records exceed the memory limit."""
         return self.bytes > self._bytes_max
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so much is queued that peers should wait before they send more."""
+        """Whether peers should wait, because so many records are queued."""
         return self.bytes * CROWDED_PART > self._bytes_max
 
     def when_roomy(self, notify: Callable[[], None]) -> None:
-        """Call `notify` when the queue, which is crowded now, is no longer crowded."""
+        """Call `notify` once when the queue, which is crowded now, is no longer crowded."""
         self._room_waiters.append(notify)
 
     def on_batch_synced(self, records: list[QueuedRecord], position: Position) -> None:
-        """Called in the writer's thread: notify the event loop, once per batch."""
+        """Notify the event loop of a batch that is on disk. Called in the writer's thread."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._on_synced, records, position)
 
@@ -125,7 +125,7 @@ class PendingWrites:
         try:
             self._note_synced(records, position)
         except Exception as error:
-            # A defect: requests that wait for this batch would wait for ever.
+            # Without a fatal error, requests that wait for this batch would wait for ever.
             log.exception("batch-not-noted")
             self._on_fatal(error)
 
@@ -144,7 +144,7 @@ class PendingWrites:
                 part.size = record.size
                 part.crc = record.crc
                 part.body = None
-                # Another part may have taken entries while this one was queued.
+                # Another part may have taken entries from this part while it was queued.
                 part = part.rest
             counts[ledger] = counts.get(ledger, 0) + 1
         self.position = position
@@ -168,8 +168,8 @@ class PendingWrites:
 class Checkpoints:
     """Runs one checkpoint at a time.
 
-    Invariant: a checkpoint names a log position below which everything is on disk, and reads that
-    position before it writes the index.
+    Invariant: a checkpoint contains a log position below which all records are on disk, and this
+    position is read before the index is written.
     """
 
     _holdings: LedgerTable
@@ -177,14 +177,14 @@ class Checkpoints:
     _disk: Disk
     _counters: Counter[str]
     _position: Callable[[], Position]
-    """Returns the log position up to which everything is on disk."""
+    """Returns the log position up to which all records are on disk."""
     _running: asyncio.Task[None] | None = None
     _since: int = 0
     """The weight of the records since the last checkpoint began."""
     _timer: asyncio.TimerHandle | None = None
     _is_closed: bool = False
     _is_disk_full: bool = False
-    """The last checkpoint found no room. The next waits for a record, to save the reserve."""
+    """Whether the last checkpoint lacked room. To save the reserve, the next waits for a record."""
 
     def note_written(self, size: int, count: int) -> None:
         """Count records that reached the log; start a checkpoint after enough records or time."""
@@ -205,7 +205,7 @@ class Checkpoints:
             self.start_background()
 
     def close(self) -> None:
-        """Start no further checkpoint."""
+        """Prevent further background checkpoints."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

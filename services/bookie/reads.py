@@ -1,9 +1,9 @@
 """Reads stored entries from memory or, in threads with read-ahead, from the disk.
 
-store.py decides what a reader may get; this module reads, checks and cuts bytes, and notes damage.
+store.py decides which entries a reader may get. This module reads the bytes and records damage.
 
 Reads and the scrubber find damaged entries; recovery and repair replace them. The list of damage is
-in memory only: after a restart, reads and the scrubber find the damage again.
+only in memory; after a restart, reads and the scrubber find the damage again.
 """
 
 import asyncio
@@ -26,27 +26,27 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FoundParts = list[tuple[Part, extents.Bytes]]
-"""Parts, each with the bytes of its run."""
+"""A list of parts, each with the bytes of its run."""
 
 DAMAGES_MAX: Final = 10_000
 """Maximum number of damaged places kept in memory. If more are found, `Damages.is_cut` is set until
-a whole pass of the scrubber finds no more than that.
+a whole pass of the scrubber stays within the maximum.
 """
 
 
 class Damages:
-    """All damage found and not repaired yet. `find(ledger, first, last)` looks up parts."""
+    """The known damage that is not repaired yet. `find(ledger, first, last)` looks up parts."""
 
     def __init__(self, find: Callable[[int, int, int], list[Part]]) -> None:
         self._find = find
         self._parts: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._stretches: dict[tuple[int, int], DamagedStretch] = {}
         self.is_cut = False
-        """More damage was found than DAMAGES_MAX places."""
+        """Whether more than DAMAGES_MAX damaged places were found."""
         self._is_cut_in_pass = False
 
     def note(self, ledger_id: int, part: Part) -> bool:
-        """Record an unreadable part. Returns False if another copy replaced it: nothing is lost."""
+        """Record an unreadable part. Returns False if another copy has replaced the part."""
         place = (ledger_id, part.segment, part.offset)
         if not self._parts_at(place, part.first, part.last):
             return False
@@ -64,11 +64,11 @@ class Damages:
             self.is_cut = self._is_cut_in_pass = True
 
     def pass_begins(self) -> None:
-        """Note that the scrubber begins a pass over the whole log."""
+        """Record that the scrubber begins a pass over the whole log."""
         self._is_cut_in_pass = False
 
     def pass_ends(self) -> None:
-        """Note the end of a pass: `is_cut` stays set only if the pass found more than the limit."""
+        """Record a pass's end. `is_cut` stays set only if the pass found more than the maximum."""
         self.is_cut = self._is_cut_in_pass
 
     def segment_removed(self, segment: int) -> None:
@@ -109,12 +109,12 @@ class Damages:
 
 
 class Reads:
-    """Reads stored parts. Invariant: an unreadable or damaged part is left out and noted; its
+    """Reads stored parts. Invariant: an unreadable part is left out and recorded as damage; its
     entries are unknown, never absent.
     """
 
     def __init__(self, segments: Segments, damages: Damages, counters: Counter[str]) -> None:
-        """Call all methods on the event loop's thread."""
+        """All methods must be called on the event loop's thread."""
         self._segments = segments
         self._damages = damages
         self._counters = counters
@@ -124,14 +124,14 @@ class Reads:
         self._scratch = extents.scratch()
 
     def close(self) -> None:
-        """Wait for reads under way."""
+        """Wait until all running reads have ended."""
         self._readers.shutdown(wait=True)
         self._advisor.shutdown(wait=True)
 
     def note_read(
         self, ledger: StoredLedger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> bool:
-        """Note a read, and read ahead for a sequential reader. True: this range was read ahead."""
+        """Record a read; if sequential, read ahead. Returns whether the range was read ahead."""
         is_in_order = ledger.read_to == first - 1
         ledger.read_to = last
         if not is_in_order:
@@ -144,8 +144,8 @@ class Reads:
     def _read_ahead(
         self, ledger: StoredLedger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> None:
-        """Ask the kernel to fetch these parts and the next ones. The kernel itself sees only jumps
-        from run to run, so it does not detect that a ledger is read sequentially.
+        """Make the kernel read these parts and the next ones into its page cache. The kernel sees
+        only jumps from run to run, so it does not detect sequential reads of a ledger.
         """
         if last < ledger.ahead_to:
             return
@@ -157,8 +157,8 @@ class Reads:
     def fetch_cached(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
     ) -> tuple[FoundParts, list[extents.Extent]]:
-        """The runs found in memory or in the page cache, and the extents of the other parts (with
-        `from_disk`: of all parts that are on disk).
+        """The runs found in memory or in the page cache, and the extents of all other parts. With
+        `from_disk`, no runs, and the extents of all parts that are on disk.
         """
         found, wanted = self._split(parts)
         if from_disk:
@@ -187,15 +187,15 @@ class Reads:
     async def fetch(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
     ) -> FoundParts:
-        """The runs of parts, except damaged ones. `from_disk`: read the disk and not memory, and
-        leave out parts that are not on disk yet (rule 20a).
+        """The runs of parts, except damaged ones. `from_disk`: read the disk instead of memory, and
+        omit parts that are not on disk yet (rule 20a).
         """
         found, wanted = self._split(parts)
         read = await self.read(ledger, wanted, from_disk=from_disk)
         return read if from_disk else found + read
 
     async def fetch_each(self, items: Sequence[tuple[StoredLedger, Part]]) -> FoundParts:
-        """The runs of parts of several ledgers, except damaged ones; one thread reads them all."""
+        """The runs of parts of several ledgers, except damaged ones, all read in one thread."""
         parts: dict[StoredLedger, list[Part]] = {}
         found: FoundParts = []
         for ledger, part in items:
@@ -235,8 +235,8 @@ class Reads:
     async def examine(
         self, ledger: StoredLedger, first: int, last: int, bytes_max: int, *, from_disk: bool
     ) -> tuple[Ranges, Run | None, int]:
-        """Read the beginning of a range, about `bytes_max`, for an audit: bypasses the rules.
-        Returns the stored ids, their readable entries, and the last id that was examined.
+        """Read about `bytes_max` from the beginning of a range for an audit, regardless of the
+        rules. Returns the stored ids, their readable entries, and the last id that was examined.
         """
         parts, known_to = ledger.find_some(first, last, bytes_max)
         expected = tuple(present_in(parts, first, known_to))

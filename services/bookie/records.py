@@ -17,7 +17,7 @@ _ROW: Final = struct.Struct(">Q16s")
 _ID_BYTES: Final = 8
 
 IDS_MAX: Final = 65_536
-"""Maximum number of deleted ledgers in one record, which a replay reads whole: half a megabyte."""
+"""Maximum number of ids in a record of deletions (0.5 MB), which a replay reads as a whole."""
 
 
 def to_log(ledger: StoredLedger, record: replica.ReplicaRecord, part: Part | None) -> QueuedRecord:
@@ -48,7 +48,7 @@ def to_log(ledger: StoredLedger, record: replica.ReplicaRecord, part: Part | Non
 
 
 def packed(ledger_ids: Sequence[int]) -> QueuedRecord:
-    """A record that marks 1 to IDS_MAX ledgers as deleted (rule 16a)."""
+    """Make a record that marks 1 to IDS_MAX ledgers as deleted (rule 16a)."""
     body = struct.pack(f">{len(ledger_ids)}q", *ledger_ids)
     return QueuedRecord(Kind.DELETED, ledger_ids[0], (body,), len(body))
 

@@ -1,9 +1,9 @@
-"""Registration: how a starting process becomes the only process of its bookie's name (rules 15 and
-15a).
+"""Registration, by which a starting process becomes the only process of its bookie's name (rules 15
+and 15a).
 
-A start reads the directory's cookie and marker and the registered cookie, probes the process that
-the registered cookie names, calls `decide`, writes the local cookie, and registers it by
-compare-and-swap. If two start at once, one succeeds, and the other then finds the first at its URL.
+A start reads the directory's cookie and marker and the registered cookie, and probes the process
+that the registered cookie names. Then it calls `decide`, writes the local cookie, and registers it
+by compare-and-swap. If two start at once, one succeeds; the other then finds it at its URL.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ PROBE_TIMEOUT_S: Final = 2.0
 """Timeout of one probe; chosen by judgement."""
 
 SILENT_PROBES_MAX: Final = 3
-"""This many unanswered probes count as silence, because a single answer may get lost."""
+"""Number of unanswered probes that count as silence; a single answer may get lost."""
 
 
 class Presence(StrEnum):
@@ -59,11 +59,11 @@ async def probe(
 ) -> Presence:
     """Whether a process other than `process` answers at a URL as the bookie `name` (rule 15a).
 
-    A process is proven gone as in rule 21a: its address refuses the connection, or another process
-    answers there. Silence proves nothing: the process may be paused, or may still reach others.
+    As in rule 21a, a process is proven gone if its address refuses the connection or another
+    process answers there. Silence is no proof: the process may be paused, or others may reach it.
     """
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-    # A bookie of any name may answer: another name proves that the process is gone.
+    # Accept a bookie of any name, because another name proves that the process is gone.
     expected = ExpectedServer(Role.BOOKIE)
     try:
         async with (
@@ -87,7 +87,7 @@ T = TypeVar("T")
 _PAUSE_S: Final = 0.5
 
 _WAITING_S: Final = 5.0
-"""How long a bookie that waits for a rebuild counts as live after its last announcement."""
+"""Time for which a bookie that waits for a rebuild counts as live after an announcement."""
 
 
 class Displaced(Exception):
@@ -95,7 +95,7 @@ class Displaced(Exception):
 
 
 async def retry_until_available(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask the metadata service until it answers: a bookie may start before it."""
+    """Retry until the metadata service answers, because a bookie may start before the service."""
     while True:
         try:
             return await ask()
@@ -123,16 +123,16 @@ class Registration:
     async def register(
         self, local: LocalCookie | None, replayed: Replayed, *, has_data: bool
     ) -> LocalCookie:
-        """Agree with the metadata service on this bookie's cookie, and register it. `has_data`: the
-        directory had a log. Raises: CookieRefused.
+        """Decide this bookie's cookie, and register it. `has_data`: whether the directory had a
+        log. Raises: CookieRefused.
         """
         config = self._config
         name = config.bookie_name
         cluster_id = await self._find_cluster(local)
         if config.cluster_id and config.cluster_id != cluster_id:
-            raise CookieRefused(f"METADATA_URLS lead to cluster {cluster_id}, not to CLUSTER_ID")
+            raise CookieRefused(f"CLUSTER_ID must be the cluster of METADATA_URLS, {cluster_id}")
         self._metadata.witnesses = WitnessFile(self._directory).load(cluster_id)
-        # Cookies of a database that went back in time must not decide.
+        # Confirm first: no decision may use cookies of a database that went back in time.
         await retry_until_available(self._metadata.confirm)
         identity = identity_of(self._directory)
         named = -1
@@ -174,12 +174,12 @@ class Registration:
             if is_registered:
                 self.cluster_id = cluster_id
                 return cookie
-            # Another process changed the cookie, or ledgers name this incarnation: try again.
+            # Retry, because another process changed the cookie, or ledgers name this incarnation.
             local = cookie
 
     async def _find_cluster(self, local: LocalCookie | None) -> str:
-        """The id of the metadata service's cluster. Waits while the database lacks this bookie's
-        cookie and a rebuild may restore it; announces the bookie to that rebuild (rule 18d).
+        """The id of the metadata service's cluster. If a rebuild may restore this bookie's missing
+        cookie, waits, and announces the bookie to that rebuild (rule 18d).
         """
         while True:
             cluster_id = await retry_until_available(self._metadata.cluster_id)
@@ -197,7 +197,7 @@ class Registration:
             await asyncio.sleep(_WAITING_S / 5)
 
     async def _announce(self) -> None:
-        """Send a heartbeat as a service: a bookie's heartbeat requires a registered cookie."""
+        """Send a service's heartbeat, because a bookie's heartbeat requires a registered cookie."""
         alive = ServiceHeartbeat(
             url=self._config.url, state="waits for a rebuild", ttl_s=_WAITING_S
         )
@@ -215,7 +215,7 @@ class Registration:
         return state.was_rebuilt if local.cluster_id == cluster_id else state.is_empty
 
     async def _try_register(self, cookie: LocalCookie, version: int | None) -> bool:
-        """Register the cookie; False if the registered cookie changed meanwhile."""
+        """Register the cookie; returns False if the registered cookie changed in the meantime."""
         name = self._config.bookie_name
         wanted = cookie.cookie.model_copy(update={"url": self._config.url})
         try:
@@ -229,16 +229,16 @@ class Registration:
             raise
         except errors.QuorumLogError as error:
             raise CookieRefused(
-                f"the metadata service refuses {cookie.member}: {error.detail}. Does another bookie"
-                f" use the name {name}?"
+                f"the metadata service rejected {cookie.member}: {error.detail}. Check that no"
+                f" other bookie uses the name {name}."
             ) from error
         return True
 
     async def _live_holder(self, row: CookieRow) -> str:
-        """Evidence that another process runs as this bookie, with its URL; "" once it is gone.
-        Waits up to `holder_s`, since a process that is shutting down still answers.
+        """Evidence, with a URL, that another process runs as this bookie; "" once the process is
+        gone. Waits up to `holder_s`, since a process that is shutting down still answers.
 
-        A process that does not answer here while its heartbeats arrive may serve other processes.
+        If a process does not answer but its heartbeats arrive, it may still serve others.
         """
         name, url = row.name, row.cookie.url
         if not url:
@@ -266,8 +266,8 @@ class Registration:
             await asyncio.sleep(_PAUSE_S)
 
     async def _has_live_heartbeat(self, name: str) -> bool:
-        """Whether the registered process sent a recent heartbeat. False while Redis is unavailable:
-        a stale listing does not show that a process lives.
+        """Whether the registered process sent a recent heartbeat. False while Redis is unavailable,
+        because a stale list does not show that a process is alive.
         """
         listed = await retry_until_available(self._metadata.bookies)
         return not listed.stale and any(
@@ -275,8 +275,8 @@ class Registration:
         )
 
     async def report_log_end(self, cookie: LocalCookie, sequence: int) -> None:
-        """Report how far the log is on disk, so that a directory which goes back to a snapshot is
-        detected. Raises: Displaced, and errors of the metadata service.
+        """Report how far the log is on disk, by which a return to a snapshot is detected later.
+        Raises: Displaced, and errors of the metadata service.
         """
         end = LogEnd(process=self._process, log_end=sequence)
         try:
@@ -285,9 +285,9 @@ class Registration:
             now = received(CookieRow, orjson.dumps(error.members.get("current")))
             if is_displaced(cookie.cookie, now.cookie):
                 raise Displaced(
-                    f"{cookie.name}@{now.cookie.incarnation} is registered at {now.cookie.url} now:"
-                    " this process did not answer at its URL when the other one started. It ends,"
-                    " since only one process may use a name (rule 15a)."
+                    f"{cookie.name}@{now.cookie.incarnation} is now registered at {now.cookie.url}, since"
+                    " this process did not answer at its URL when the other one started. This process ends,"
+                    " because only one process may use a name (rule 15a)."
                 ) from error
             # A database that went back (rule 18) names an older process, which does not displace
             # this one.

@@ -1,8 +1,8 @@
-"""Reading the log back: the replay at startup, and scans of whole segments in little memory.
+"""Reads the log back: the replay at startup, and scans of whole segments in little memory.
 
 A replay separates proven, torn and damaged data (rules 3 and 19). Every start begins a new segment,
-whose head says where its predecessor ends: what a crash left after that end is never read again.
-Unlike a replay, a scan continues after damage, at the next valid batch.
+whose head contains the predecessor's end. Data that a crash left beyond that end is never read
+again. Unlike a replay, a scan continues after damage, at the next valid batch.
 """
 
 import os
@@ -39,13 +39,13 @@ from services.bookie.segments import SegmentFile, Segments
 from services.bookie.writer import Position
 
 STEP_BYTES: Final = 1024 * 1024
-"""Bytes read with one call (more for a larger batch). Exceeds the table of any batch."""
+"""Bytes per read call; a larger batch is read with one call. Larger than any batch's heads."""
 HEADS_BYTES: Final = 64 * 1024
-"""Bytes read with one call where only heads are needed, so that large bodies are skipped."""
+"""Bytes per read call where only heads are needed, so that large bodies are skipped."""
 HEADS_AT_ONCE: Final = 100
 
 Apply = Callable[[int, StoredRecord], None]
-"""Applies a record; its arguments are the segment that holds the record, and the record."""
+"""A function that applies a record; its arguments are the record's segment and the record."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ def replay_log(
     on_segment: Callable[[], None] = lambda: None,
 ) -> Replayed:
     """Apply all records from the checkpoint (None: from the beginning) in order, and begin a new
-    segment after them. `on_segment` is called after each segment read.
+    segment. `on_segment` is called after each segment.
 
     When this returns, every applied record is on disk.
     Raises: LogDamaged if data that was on disk is missing or invalid.
@@ -76,17 +76,17 @@ def replay_log(
     numbers = segments.numbers()
     if not numbers:
         if checkpoint is not None or segments.gone() or segments.first() > 1:
-            raise LogDamaged(f"{segments.directory}: the log's segments are missing")
+            raise LogDamaged(f"the log's segments are missing from {segments.directory}")
         head, fd, end = segments.create(1, 1, 0, may_be_short=True)
         return Replayed(head, fd, Position(1, end, 1), was_clean=True)
     last = numbers[-1]
     at = checkpoint or _start(segments)
     if at.segment < segments.first():
-        # The index is at an earlier checkpoint. What was still in use in the removed segments was
-        # rewritten in later ones.
+        # The index is at an earlier checkpoint. Data of removed segments that was still in use was
+        # rewritten in later segments.
         at = _start(segments)
     if at.segment > last:
-        raise LogDamaged(f"{segments.path(at.segment)} is missing: the index covers it")
+        raise LogDamaged(f"{segments.path(at.segment)} is missing, but the index covers it")
     for batch_of, batch in _whole_segments(segments, at, last, on_segment):
         for record in batch.records:
             apply(batch_of, record)
@@ -106,7 +106,7 @@ def _start(segments: Segments) -> Position:
 def _whole_segments(
     segments: Segments, at: Position, last: int, on_segment: Callable[[], None]
 ) -> Iterator[tuple[int, LogBatch]]:
-    """The batches of all segments but the last; each ends where its successor's head says."""
+    """Yields the batches of all segments but the last, up to the end in the successor's head."""
     present = set(segments.numbers())
     for number in range(at.segment, last):
         head = segments.head(number)
@@ -134,7 +134,7 @@ class LogTail(NamedTuple):
     batches: list[LogBatch]
     """All valid batches, without the clean end."""
     proven: int
-    """Batches below this offset were synced before a later batch was written."""
+    """The offset below which batches were synced before a later batch was written."""
     end: int
     next_sequence: int
     was_clean: bool
@@ -142,8 +142,8 @@ class LogTail(NamedTuple):
 
 
 def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> LogTail:
-    """Read the last segment from the checkpoint (None: from its beginning) and judge how it ends.
-    Changes nothing. Raises LogDamaged.
+    """Read the last segment from the checkpoint (None: from the segment's beginning), and decide
+    how the log ends. Changes nothing. Raises LogDamaged.
     """
     head = segments.head(number)
     start, sequence = SEGMENT_HEAD.size, head.first_sequence
@@ -151,7 +151,7 @@ def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> L
         start, sequence = checkpoint.offset, checkpoint.sequence
     data = segments.read_from(number, start)
     if len(data) == 0 and start > segments.path(number).stat().st_size:
-        raise LogDamaged(_message(segments, number, start, "it ends before the index's checkpoint"))
+        raise LogDamaged(_message(segments, number, start, "it ends below the index's checkpoint"))
     batches: list[LogBatch] = []
     proven, end = start, start
     stop: Stop | None = None
@@ -170,13 +170,13 @@ def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> L
         _judge(segments, head, data, start, stop)
         cut_bytes = max(0, len(data.rstrip(b"\0")) - (stop.offset - start))
     if not was_clean and start + len(data) < head.allocated:
-        # The file's length was on disk before its first batch, so the missing bytes may have been
+        # The file's length was on disk before the first batch, so the missing bytes may have been
         # on disk too.
-        reason = f"it was {head.allocated} bytes long, and was not closed cleanly"
+        reason = f"the file had {head.allocated} bytes, and was not closed cleanly"
         raise LogDamaged(_message(segments, number, start + len(data), reason))
     if was_clean and not batches[-1].records:
-        # The clean end may be in the page cache only, so later starts must not rely on it.
-        # Everything before the clean end was synced before the clean end was written.
+        # The clean end may be in the page cache only, so later starts must not rely on it. All
+        # earlier batches were synced before the clean end was written.
         end = batches.pop().offset
     return LogTail(batches, proven, end, sequence + len(batches), was_clean, cut_bytes)
 
@@ -230,28 +230,28 @@ def _last_segment(
 
 
 def _judge(segments: Segments, head: SegmentHead, data: bytes, start: int, stop: Stop) -> None:
-    """Raise LogDamaged unless the tail is clearly torn: in doubt, a cut loses data (rule 19)."""
+    """Raise LogDamaged unless the tail is clearly torn, since a cut could lose data (rule 19)."""
     later = later_sync_point(head, data, stop.offset - start, start)
     if later > stop.offset:
-        reason = f"{stop.reason}, and what follows proves that it was on disk (below {later})"
+        reason = f"{stop.reason}, but later batches prove that all below offset {later} was on disk"
         raise LogDamaged(_message(segments, head.segment, stop.offset, reason))
     if not stop.looks_torn:
-        reason = f"{stop.reason}, and it does not look like a write that was cut off"
+        reason = f"{stop.reason}, and the end does not look like an interrupted write"
         raise LogDamaged(_message(segments, head.segment, stop.offset, reason))
 
 
 def _message(segments: Segments, segment: int, offset: int, reason: str) -> str:
     return (
         f"{segments.path(segment)} is damaged at offset {offset}: {reason}. This bookie does not"
-        " start, since it might deny entries that it has acknowledged. Restore the file; or keep"
-        " what can be read with `python -m services.bookie salvage DATA_DIR`; or move the data"
-        " directory away and start with AUTO_FIX_COOKIES=1. It then comes back as a new"
+        " start, since it might deny acknowledged entries. Restore the file; or keep the readable"
+        " records with `python -m services.bookie salvage DATA_DIR`; or move the data"
+        " directory away and start with AUTO_FIX_COOKIES=1. The bookie then continues as a new"
         " incarnation and is filled from its peers."
     )
 
 
 class Scanned(NamedTuple):
-    """A valid batch, or a stretch of a segment without one."""
+    """A valid batch, or a stretch of a segment without a valid batch."""
 
     start: int
     end: int
@@ -259,7 +259,7 @@ class Scanned(NamedTuple):
 
 
 def end_of(segments: Segments, segment: int) -> int:
-    """The end of a segment, from its successor's head; if that is invalid, the file's size."""
+    """The end of a segment, from its successor's head; if that head is invalid, the file's size."""
     try:
         return segments.head(segment + 1).previous_end
     except LogDamaged:
@@ -279,11 +279,11 @@ def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
     while at < end:
         size = whole_bytes(head, data, at - base, base)
         if size is None or at + size > base + len(data):
-            # The batch is incomplete in `data`: read on from its start.
+            # The batch is incomplete in `data`, so read again from the batch's start.
             data, base = _read(fd, at, max(STEP_BYTES, size or 0), end), at
             size = whole_bytes(head, data, 0, base)
             if size is not None and size > len(data):
-                # The batch's head shows that the batch is larger than what was read.
+                # The head of the batch shows that the batch is larger than `data`.
                 data = _read(fd, at, size, end)
         batch = None if size is None else parse_batch(head, data, at - base, base)
         if batch is not None:
@@ -297,7 +297,7 @@ def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
 def _next_batch_start(fd: int, head: SegmentHead, at: int, end: int) -> int:
     """The next offset with valid batch heads, or the end."""
     while at < end:
-        # Windows overlap, so that heads across a border are not missed.
+        # The windows overlap, so that heads across a border are not missed.
         data = _read(fd, at, 2 * STEP_BYTES, end)
         found = next_batch(head, data, at)
         if found is not None and found < at + STEP_BYTES:
@@ -307,7 +307,7 @@ def _next_batch_start(fd: int, head: SegmentHead, at: int, end: int) -> int:
 
 
 def _read(fd: int, at: int, size: int, end: int) -> bytes:
-    """Bytes of the file; none if the disk fails."""
+    """Bytes of the file; empty if the disk fails."""
     try:
         return os.pread(fd, min(size, end - at), at)
     except OSError:
@@ -326,10 +326,10 @@ def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
 
 
 class SegmentState(NamedTuple):
-    """The content of a segment besides its entries."""
+    """The content of a segment, except its entries."""
 
     ledgers: set[int]
-    """Ledgers with records in the segment, other than deletions."""
+    """Ledgers with records other than deletions in the segment."""
     deleted: "array[int]"
     """Ledgers that the segment records as deleted (rule 16a)."""
     packed_bytes: int
@@ -339,9 +339,8 @@ class SegmentState(NamedTuple):
 
 
 def state_of(segments: Segments, segment: int) -> SegmentState:
-    """Read a segment's content besides entries. Raises OSError, LogDamaged (invalid head).
-
-    Entries are not read: their records' heads, which have a CRC, name their ledgers.
+    """Read a segment's content, except entries. Raises OSError, LogDamaged (invalid head). Entries
+    need not be read, because the record heads, which have a CRC, name their ledgers.
     """
     ledgers: set[int] = set()
     deleted = array("q")

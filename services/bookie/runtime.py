@@ -1,4 +1,4 @@
-"""A bookie's life: open the store, agree on the cookie, register, serve, send heartbeats."""
+"""Runs a bookie: opens the store, decides the cookie, registers, serves, and sends heartbeats."""
 
 import asyncio
 import contextlib
@@ -37,18 +37,18 @@ from services.bookie.witnesses import FRESH_MAX, WitnessFile, witnesses_of
 log = logging.getLogger(__name__)
 
 REFUSED_STATUS: Final = 78
-"""Exit status when the bookie refuses to start: an operator must act (EX_CONFIG)."""
+"""Exit status if the bookie refuses to start and an operator must act (EX_CONFIG)."""
 
 _STATE_FILE: Final = "state"
 
 FINAL_REPORT_S: Final = 3.0
-"""Timeout of reporting the log's end at shutdown; chosen by judgement."""
+"""Timeout of the report of the log's end at shutdown; chosen by judgement."""
 
 _ANNOUNCED_MAX: Final = 1000
-"""Maximum number of announced deletions to check; more make the stream of changes wait."""
+"""Maximum number of queued announced deletions; above it, the stream of changes waits."""
 
 DISK_STATUS: Final = 74
-"""Exit status when the log can no longer be written (EX_IOERR)."""
+"""Exit status if the log can no longer be written (EX_IOERR)."""
 
 
 def end_process(status: int, message: str) -> None:
@@ -70,9 +70,9 @@ class BookieRuntime:
         self.channels: set[Framed] = set()
         self.is_registered = False
         self.channel_refusals = 0
-        """Refused handshakes: the peer and this bookie had no channel version in common."""
+        """Number of handshakes refused because the peer had no common channel version."""
         self.process = uuid4().hex
-        """Identifies this process among all that ever start under this name."""
+        """A random token that identifies this process among all processes of this name."""
         self._metadata = MetadataClient(config.metadata_urls, credentials=config.credentials)
         self._registration = registration.Registration(config, self._metadata, self.process)
         self._cookie: LocalCookie | None = None
@@ -96,15 +96,15 @@ class BookieRuntime:
 
     @property
     def cookie(self) -> LocalCookie | None:
-        """The directory's cookie; None until the directory has registered as this incarnation once,
-        because a rebuild must not mistake it for the member that ledgers name (rule 15b).
+        """The directory's cookie; None until the directory has registered as this incarnation,
+        because a rebuild must not take it for the member that ledgers name (rule 15b).
         """
         found = self._found_cookie
         return self._cookie or (found if found is not None and found.was_registered else None)
 
     @property
     def may_lack(self) -> bool:
-        """Whether the directory may lack acknowledged entries and is not a new incarnation yet."""
+        """Whether the directory may lack acknowledged entries and has no new incarnation yet."""
         found, store = self._found_cookie, self.replayed_store
         return (
             self._cookie is None
@@ -114,8 +114,8 @@ class BookieRuntime:
         )
 
     async def known_witnesses(self) -> tuple[str, ...]:
-        """All known witnesses of this directory's metadata database (rule 18a): those in its file,
-        later ones that this process received, and those of fresh copies, even of dropped ledgers.
+        """All known witnesses of this directory's metadata database (rule 18a): in the file,
+        received later by this process, and of fresh copies, even of dropped ledgers.
         """
         kept = await asyncio.to_thread(self._witness_file.lines)
         store, cookie = self.replayed_store, self.cookie
@@ -126,8 +126,8 @@ class BookieRuntime:
         return tuple(dict.fromkeys((*kept, *self._metadata.witnesses, *held)))
 
     def witnesses(self) -> bodies.BookieWitnesses:
-        """Witnesses and the highest ledger id, which a metadata process requests when it starts or
-        when an operator accepts a loss.
+        """Witnesses and the highest ledger id, for a metadata process that starts, or when an
+        operator accepts a loss.
         """
         store = self.replayed_store
         fresh = () if store is None else store.holdings.fresh.newest(bodies.COPIES_PRESENTED_MAX)
@@ -142,12 +142,12 @@ class BookieRuntime:
 
     @property
     def state(self) -> bodies.BookieMode:
-        """The mode that the operator set, but a full disk turns `writable` into `read-only`."""
+        """The operator's mode, with `read-only` in place of `writable` while the disk is full."""
         is_full = self.store is not None and self.store.disk.is_read_only
         return "read-only" if is_full and self._wanted_mode == "writable" else self._wanted_mode
 
     def set_state(self, wanted: bodies.BookieMode) -> None:
-        """Apply the operator's mode, and keep it over restarts. Blocks to write one small file."""
+        """Apply the operator's mode, and store it for restarts. Blocks to write one small file."""
         store = self.store
         assert store is not None, "it serves"
         write_durably(store.directory / _STATE_FILE, wanted.encode())
@@ -162,10 +162,10 @@ class BookieRuntime:
     async def ready(self) -> None:
         """Check that the bookie serves. Raises ReadOnly during startup."""
         if self.store is None or not self.is_registered:
-            raise ReadOnly("this bookie is starting: it is not registered yet")
+            raise ReadOnly("this bookie is starting and not registered yet: retry later")
 
     def start(self) -> None:
-        """Start in the background; `ready` raises until that is done."""
+        """Start in the background; `ready` raises until the start is complete."""
         self._task = asyncio.create_task(self._run(), name="bookie")
 
     async def stop(self) -> None:
@@ -175,7 +175,7 @@ class BookieRuntime:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         self.close_channels()
-        # During a start the store may write already, although it does not serve yet.
+        # During a start, the store may already write although the bookie does not serve yet.
         store = self.replayed_store
         self.store = self._opened = None
         if store is not None:
@@ -257,7 +257,7 @@ class BookieRuntime:
         store.start(self._writer_failed)
         self.limbo = limbo = Limbo(store, self._metadata, rest_s=config.limbo_s)
         if is_limbo_due(local, cookie):
-            # Before the bookie serves or registers: it must not deny lost entries (BP-46).
+            # Limbo comes first: a registered bookie must not deny lost entries (BP-46).
             await registration.retry_until_available(limbo.enter)
         cookie = cookie.model_copy(update={"registered": True})
         write_cookie(directory, cookie)
@@ -297,7 +297,7 @@ class BookieRuntime:
                     self.is_registered = True
                     log.info("registered", extra={"member": store.me})
             except QuorumLogError as error:
-                # The bookie keeps serving: liveness is advice, never safety.
+                # The bookie keeps serving, because safety never depends on liveness.
                 log.warning("heartbeat-failed", extra={"why": error.detail})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.heartbeat_s):
@@ -305,7 +305,7 @@ class BookieRuntime:
             self._heartbeat_due.clear()
 
     async def _report_log_ends(self, store: Store) -> None:
-        """Report the log's end periodically, and end this process if another one displaced it.
+        """Report the log's end periodically; end this process if another process displaced it.
         While the metadata service is unavailable, the bookie continues to serve (rule 15a).
         """
         while True:
@@ -323,8 +323,8 @@ class BookieRuntime:
         await self._registration.report_log_end(self._cookie, store.position.sequence)
 
     async def _keep_witnesses(self) -> None:
-        """Store the witnesses in the database's answers, so that no deletion rests on a database
-        that went back while no process was running to notice it (rule 18a).
+        """Store the witnesses in the database's answers. By these, a database that went back is
+        detected before any deletion, even if no process was running then (rule 18a).
         """
         while True:
             try:
@@ -333,7 +333,7 @@ class BookieRuntime:
                 if isinstance(error, DatabaseWentBack):
                     log.error("database-not-confirmed", extra={"why": error.detail})  # noqa: TRY400
             except OSError as error:
-                # The disk may be full: the bookie keeps serving, and deletes nothing meanwhile.
+                # The disk may be full. The bookie keeps serving, but deletes nothing meanwhile.
                 log.warning("witnesses-not-kept", extra={"why": repr(error)})
             await asyncio.sleep(self.config.heartbeat_s)
 
@@ -344,7 +344,7 @@ class BookieRuntime:
         scan_at = loop.time() + config.collect_s
         while True:
             await asyncio.sleep(min(config.collect_s, max(1.0, config.collect_grace_s / 10)))
-            # Nothing is dropped without proof; the next round retries.
+            # If the check fails, nothing is dropped, and the next round retries.
             with logged("collect"):
                 await collector.recheck()
                 if loop.time() >= scan_at:
@@ -368,16 +368,16 @@ class BookieRuntime:
                 await collector.deletions_announced(ledger_ids)
 
     def _writer_failed(self, error: BaseException) -> None:
-        """Called in the writer's thread: exit, as unsynced records must not be served (rule 3)."""
+        """Exit, as unsynced records must not be served (rule 3). Called in the writer's thread."""
         self._end(
             DISK_STATUS,
-            f"bookie {self.config.bookie_name}: the log can't be written: {error!r}. The process"
-            " ends; the next start trusts only what is proven to be on disk.",
+            f"bookie {self.config.bookie_name}: the log can't be written ({error!r}). The process"
+            " ends; the next start serves only records that are proven to be on disk.",
         )
 
 
 def is_limbo_due(local: LocalCookie | None, cookie: LocalCookie) -> bool:
-    """Whether phase one of limbo must run: a new incarnation, or its last start was interrupted."""
+    """Whether phase one of limbo must run, for a new incarnation or after an interrupted start."""
     if cookie.incarnation == 1:
         return False
     return local is None or local.incarnation != cookie.incarnation or not local.registered

@@ -1,8 +1,8 @@
-"""The scrubber: slowly reads the whole log again and again, to find bit rot before a reader does.
+"""The scrubber, which slowly and repeatedly reads the whole log, to find bit rot before a reader.
 
 BookKeeper's auditor checks the first and the last entry of a fragment once a week; this scrubber
 checks every byte's CRC. The scrubber reports damage with its place, for repair from peers, and
-changes nothing. The scrubber's position is kept on disk, so that it completes a pass in spite of
+changes nothing. The scrubber's position is stored on disk, so that passes complete in spite of
 frequent restarts.
 """
 
@@ -27,7 +27,7 @@ class Pace:
     """Throttles scrubbing and compaction. `pause` stops both, but only between two steps."""
 
     def __init__(self) -> None:
-        """Not paused at first."""
+        """Create a pace that is not paused."""
         self._going = asyncio.Event()
         self._going.set()
 
@@ -37,7 +37,7 @@ class Pace:
         return not self._going.is_set()
 
     def pause(self) -> None:
-        """Begin no further step."""
+        """Make work wait before its next step."""
         self._going.clear()
 
     def resume(self) -> None:
@@ -45,7 +45,7 @@ class Pace:
         self._going.set()
 
     async def spend(self, size: int, bytes_per_s: int) -> None:
-        """Sleep as long as `size` bytes take at this rate, then wait while the work is paused."""
+        """Sleep for the time that `size` bytes take at this rate, then wait while paused."""
         await asyncio.sleep(size / bytes_per_s)
         await self._going.wait()
 
@@ -57,7 +57,7 @@ _STEP_BYTES: Final = 1024 * 1024
 
 
 class Scrubber:
-    """Reads all segments but the one being written, in order, at `bytes_per_s` (0: never)."""
+    """Reads all segments in order, except the one being written, at `bytes_per_s` (0: never)."""
 
     def __init__(self, store: Store, pace: Pace, *, bytes_per_s: int, pass_s: float) -> None:
         """`pass_s`: minimum time from the start of one pass to the start of the next."""
@@ -128,7 +128,7 @@ class Scrubber:
                 await self._report(segment, 0, 1 << 62, "the file is missing")
 
     async def _report(self, segment: int, start: int, end: int, reason: str) -> None:
-        """Note a damaged stretch, and the entries in it."""
+        """Record a damaged stretch, and the entries in it."""
         store = self._store
         self.progress.damaged += 1
         store.counters["scrub_damages"] += 1
@@ -161,7 +161,7 @@ class Scrubber:
 
 
 def _steps(scanned: Iterator[Scanned]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Group scanned data into steps of about 1 MiB: yields sizes and damaged stretches."""
+    """Group scanned data into steps of about 1 MiB; yields their sizes and damaged stretches."""
     size = 0
     wrong: list[tuple[int, int]] = []
     for start, end, batch in scanned:
@@ -184,6 +184,6 @@ def _resume_segment(store: Store) -> int:
 
 
 def _store_resume_segment(store: Store, segment: int) -> None:
-    # Another task reports a full or failing disk.
+    # Ignore the error, because another task reports a full or failing disk.
     with contextlib.suppress(OSError):
         write_durably(store.directory / _RESUME_FILE, str(segment).encode())

@@ -1,8 +1,8 @@
-"""The files of the log: creating, finding, reading and removing them.
+"""Creates, finds, reads and removes the files of the log.
 
 A segment is created under another name, synced and renamed; then the directory is synced (rule 19).
-So a segment with its name has its head, and the tail that an unclean start copied, on disk. Blocks
-are allocated at creation, so that a full disk is noticed then and not within a batch.
+So a segment with its final name has its head on disk, and the tail that an unclean start copied.
+Blocks are allocated at creation, so that a full disk is detected then, and not within a batch.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from services.bookie.log import SEGMENT_HEAD, LogDamaged, SegmentHead, parse_seg
 _FIRST: Final = struct.Struct(">QI")
 
 OPEN_FILES_MAX: Final = 128
-"""Segments kept open for reading; the least recently opened one is closed."""
+"""Maximum number of segments open for reading; beyond it, the first opened one is closed."""
 
 
 class SegmentFile:
-    """A file open for reading, which is closed with its last reference: a reader in another thread
-    must not read from a descriptor that was reused for another file.
+    """A file open for reading, which is closed with its last reference, so that no reader in
+    another thread reads from a descriptor that was reused for another file.
     """
 
     __slots__ = ("fd",)
@@ -45,8 +45,8 @@ class SegmentFile:
 class Segments:
     """The directory of segments.
 
-    A segment removed on purpose leaves its head in a file `.gone`, so that any other missing
-    segment is noticed. The file `first` replaces the leading `.gone` files.
+    The head of a segment removed on purpose stays in a file `.gone`, so that any other missing
+    segment is detected. The file `first` replaces the `.gone` files of the lowest numbers.
     """
 
     def __init__(self, directory: Path, segment_bytes: int) -> None:
@@ -73,7 +73,7 @@ class Segments:
         return sorted(int(path.stem) for path in self.directory.glob("*.gone"))
 
     def first(self) -> int:
-        """All segments below this number were removed on purpose. Raises LogDamaged."""
+        """The number below which all segments were removed on purpose. Raises LogDamaged."""
         try:
             data = self._first.read_bytes()
         except FileNotFoundError:
@@ -102,10 +102,10 @@ class Segments:
         *,
         may_be_short: bool = False,
     ) -> tuple[SegmentHead, int, int]:
-        """Create a segment. Returns its head, its file, and the offset after what `fill` returned.
+        """Create a segment. Returns its head, its file, and the offset after the buffers of `fill`.
 
         `may_be_short`: without room for a whole segment, allocate only the content, so that a
-        bookie which starts on a full disk can answer reads. The file's size is what is allocated.
+        bookie can start on a full disk and answer reads. The file's size equals the allocated size.
         Raises: OSError; one of NO_ROOM leaves nothing behind.
         """
         head = SegmentHead(
@@ -151,7 +151,7 @@ class Segments:
         head = parse_segment_head(data)
         if head is None or head.segment != segment:
             raise LogDamaged(
-                f"{path}: the head of the segment is damaged, or of another release's format"
+                f"{path}: the segment's head is damaged, or has another release's format"
             )
         return head
 
@@ -162,7 +162,7 @@ class Segments:
             return file.read()
 
     def reader(self, segment: int) -> SegmentFile:
-        """A shared open file; call it on the loop's thread only. Raises FileNotFoundError."""
+        """A segment's shared open file, for the loop's thread only. Raises FileNotFoundError."""
         file = self._open.get(segment)
         if file is None:
             file = self._open[segment] = SegmentFile(self.path(segment))
@@ -171,11 +171,11 @@ class Segments:
         return file
 
     def sync_entries(self) -> None:
-        """Sync the directory, so that the set of segments is on disk."""
+        """Sync the directory, so that the creation and removal of segments are on disk."""
         sync_directory(self.directory)
 
     def remove(self, segment: int) -> None:
-        """Remove a segment that no part references. Works on a full disk."""
+        """Remove a segment that no part references, even on a full disk."""
         self._open.pop(segment, None)
         self.head(segment)
         self.path(segment).rename(self.gone_path(segment))
@@ -204,8 +204,8 @@ class Segments:
 
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors of a write without room: on the disk, in the user's quota, or below the maximum file size.
-An operator can make room, so the bookie becomes read-only and does not exit."""
+"""Errors of a write that exceeds the disk, the user's quota or the maximum file size. An operator
+can make room, so the bookie becomes read-only and does not exit."""
 
 
 def allocate(fd: int, size: int) -> None:

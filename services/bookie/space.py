@@ -1,14 +1,14 @@
-"""Frees space: removes segments that no part references, and compacts those with little live data.
+"""Frees space: removes segments without references, and compacts those with little live data.
 
 Live parts are moved to the end of the log, ordered by ledger and entry, so that scattered parts of
-a ledger end up together. A segment's other records (fences, keys, LACs, limbo, deletions) are
-rewritten before it is removed, so that the index can always be rebuilt from the log.
+a ledger end up together. Before a segment is removed, its other records (fences, keys, LACs, limbo,
+deletions) are rewritten, so that the index can always be rebuilt from the log.
 
 Deletions are kept for ever (rule 16a), in records of many ids. Deletions count as live data, so
 that they are rewritten as rarely as entries, and not by each compaction.
 
-A crash at any step loses nothing: a segment is removed only after a checkpoint that does not
-reference it is on disk. A broken segment stays, and never blocks the others.
+A crash at any step loses nothing, because a segment is removed only when a checkpoint that does not
+reference the segment is on disk. A broken segment stays, and never blocks the others.
 """
 
 import asyncio
@@ -30,33 +30,33 @@ from services.bookie.store import AT_ONCE, Store
 log = logging.getLogger(__name__)
 
 LIVE_SHARE_MIN: Final = 0.2
-"""Segments with a smaller share of live data are compacted (BookKeeper's minor compaction)."""
+"""Share of live data below which a segment is compacted (BookKeeper's minor compaction)."""
 
 COMPACT_BYTES_PER_S: Final = 32 * 1024 * 1024
 """About a tenth of a small machine's disk bandwidth; chosen by judgement."""
 
 MOVE_BYTES: Final = 1024 * 1024
-"""Bytes moved per write and sync; longer writes would delay adds. Chosen by judgement."""
+"""Bytes moved per write and sync; larger writes would delay adds. Chosen by judgement."""
 
 MOVE_PARTS: Final = 200
-"""Maximum number of parts moved by one write; it matters if runs are small."""
+"""Maximum number of parts moved by one write, a limit for small runs."""
 
 REWRITES_AT_ONCE: Final = 256
-"""Ledgers whose state is rewritten concurrently. A segment may have records of thousands of
-ledgers, and one by one each would wait for a sync (measured: most of a compaction's time)."""
+"""Number of ledgers whose state is rewritten concurrently. A segment may have records of thousands
+of ledgers; one by one, each would wait for a sync (measured: most of a compaction's time)."""
 
 SEGMENTS_AT_ONCE: Final = 8
-"""Segments compacted together. More would sort parts better, but take more memory meanwhile."""
+"""Number of segments compacted together. More would sort parts better, but take more memory."""
 
 EMPTY_AT_ONCE: Final = 256
-"""Empty segments removed together: they share one scan of the index and rewrites of state."""
+"""Number of empty segments removed together, with one index scan and joint rewrites of state."""
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class Space:
-    """Frees segments."""
+    """Frees the disk space of a store's segments."""
 
     _store: Store
     live_share_min: float = LIVE_SHARE_MIN
@@ -64,9 +64,9 @@ class Space:
     """The rate of moving parts."""
     pace: Pace = field(default_factory=Pace)
     _kept_packed_bytes: dict[int, int] = field(default_factory=dict)
-    """Segments kept because of their packed deletions, and the size of these deletions."""
+    """Sizes of packed deletions, for segments that are kept because of these deletions."""
     scan_s: float = 0.0
-    """CPU seconds that the last `free` took to scan the index."""
+    """CPU time of the index scans in the last `free`."""
 
     async def free(self) -> None:
         """Remove segments that no part references, and compact those with little live data."""
@@ -83,13 +83,13 @@ class Space:
             if number >= position.segment:
                 break
             size = store.segments.path(number).stat().st_size
-            # A full disk has no room for moved parts.
+            # Move no parts on a full disk, which has no room for them.
             share = 0.0 if store.disk.is_full else self.live_share_min
             if used[number] <= size * share and self._kept_packed_bytes.get(
                 number, 0
             ) <= self._packed_max(number):
                 (worn if used[number] else empty).append(number)
-        # A full disk has room for few rewritten states before a segment is removed.
+        # A full disk has room for only a few rewritten states before a segment is removed.
         at_once = SEGMENTS_AT_ONCE if store.disk.is_full else EMPTY_AT_ONCE
         for start in range(0, len(empty), at_once):
             await self._free_segments(empty[start : start + at_once], [])
@@ -129,9 +129,9 @@ class Space:
             log.info("segment-removed", extra={"segment": number})
 
     async def _referenced(self, numbers: list[int]) -> set[int]:
-        """Which of these segments the index still references, for example by the rest of a run that
-        was replaced in part meanwhile. Parts that exist only in memory are never in segments this
-        old: they come from parts in the index, or they are on their way to the log's end.
+        """The segments that the index still references, for example by the rest of a run that was
+        partly replaced meanwhile. Parts that exist only in memory are never in segments this old:
+        they come from parts in the index, or are queued for the log's end.
         """
         return {part.segment for _, part in await self._parts_of(numbers)}
 
@@ -167,7 +167,7 @@ class Space:
         """Rewrite the state of segments together, because several may name the same ledger."""
         store, ledgers, deleted = self._store, state.ledgers, state.deleted
         if not state.is_whole:
-            # The unreadable stretch may have had records of any ledger.
+            # The unreadable stretch may have had records of any ledger, so rewrite all.
             ledgers = {ledger_id for ledger_id, _ in store.holdings.ledgers()}
             deleted = await asyncio.to_thread(lambda: array("q", store.index.deleted()))
 
@@ -192,14 +192,14 @@ class Space:
             some = ledger_ids[start : start + IDS_MAX]
             await self._store.rewrite_deleted(some)
             if len(some) == IDS_MAX:
-                # The checkpoint bounds how many deletions a start replays (microseconds each).
+                # The checkpoint limits the deletions that a start replays (microseconds each).
                 await self._store.checkpoint()
             await self.pace.spend(8 * len(some), self.bytes_per_s)
 
     def _packed_max(self, number: int) -> int:
-        """How many bytes of packed deletions may be rewritten to remove a segment. A short segment,
-        which a restart ended, counts as a full one, so that many short ones become one. On a full
-        disk a segment's true size counts, because more must be freed than is written.
+        """Maximum size of packed deletions that may be rewritten to remove a segment. A short
+        segment, which a restart ended, counts as a full one, so that many short ones become one. On
+        a full disk a segment's true size counts, because more must be freed than is written.
         """
         store = self._store
         size = store.segments.segment_bytes
@@ -224,7 +224,7 @@ class Space:
 
 
 def _joined(states: Iterable[SegmentState]) -> SegmentState:
-    """The states of several segments as one."""
+    """Join the states of several segments."""
     ledgers: set[int] = set()
     deleted = array("q")
     packed_bytes, is_whole = 0, True

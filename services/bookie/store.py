@@ -1,8 +1,8 @@
-"""A bookie's storage: combines the rules (`Replica`), the log and the index. No sockets.
+"""A bookie's storage, which combines the rules (`Replica`), the log and the index. No sockets.
 
 Everything runs on one event loop's thread, except in three kinds of threads: the writer's thread
-owns the end of the log, readers read what is not in memory, and a thread writes each checkpoint.
-Answers go to callbacks, so that an add costs no task.
+owns the end of the log, readers read from the disk, and a thread writes each checkpoint. Answers
+are passed to callbacks, so that an add costs no task.
 
 This module applies the rules and manages the lifecycle. Stored ledgers are in holdings.py, queued
 records in pending.py, reads in reads.py, free space in directory.py.
@@ -42,11 +42,11 @@ from services.bookie.writer import LogWriter, Position
 log = logging.getLogger(__name__)
 
 COMPARE_ROUNDS_MAX: Final = 8
-"""How often an add is compared with copies that keep changing; then its answer is `unknown`."""
+"""Maximum comparisons of an add with copies that keep changing; then the answer is `unknown`."""
 
 AT_ONCE: Final = 32
-"""Parts or ledgers rewritten in one turn of the event loop; each takes some 0.2 ms, including its
-index lookup (measured)."""
+"""Number of parts or ledgers rewritten in one turn of the event loop; each takes some 0.2 ms,
+including its index lookup (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class ReadAnswer:
 class Store:
     """The ledgers of one bookie in one directory.
 
-    Invariants: an answer is sent only when the records that it rests on are on disk (rule 3); one
-    process owns the directory; the checkpoint names a log position below which everything is on
+    Invariants: an answer is sent only when the records that it depends on are on disk (rule 3); one
+    process owns the directory; the checkpoint has a log position below which all records are on
     disk.
     """
 
@@ -114,14 +114,14 @@ class Store:
         )
         self._reads = Reads(self.segments, self.damages, self.counters)
         self.withheld: set[int] = set()
-        """Ledgers for which a drop is being decided: their reads and adds get `unknown`, so that no
+        """Ledgers whose drop is being decided. Their reads and adds get `unknown`, so that no
         repair counts their entries."""
         self._writer: LogWriter | None = None
         self._tasks = Tasks()
         self._is_ending = False
-        """Records queued from now on may never reach the disk."""
+        """Whether newly queued records may never reach the disk."""
         self.is_closed_to_adds = False
-        """An operator stopped normal adds, regardless of the disk's free space."""
+        """Whether an operator stopped normal adds, regardless of the disk's free space."""
         self.check_space()
 
     def start(self, on_fatal: Callable[[BaseException], None]) -> None:
@@ -170,13 +170,13 @@ class Store:
         await self._checkpoints.run()
 
     def add(self, asked: replica.AddAsked, done: Callable[[replica.Verdict], None]) -> None:
-        """Judge an add; `done` is called when its answer may be sent.
+        """Accept or refuse an add; `done` is called when the answer may be sent.
 
         Raises: Overloaded when too much is queued.
         """
         run = asked.run
         if self.pending.is_over_limit:
-            raise Overloaded("too much is queued for the disk")
+            raise Overloaded("too many bytes are queued for the disk: retry later")
         if run.ledger_id in self.withheld or self._is_ending:
             done(replica.Verdict(Status.UNKNOWN))
             return
@@ -217,7 +217,7 @@ class Store:
     async def _add_compared(
         self, asked: replica.AddAsked, compare: Ranges, done: Callable[[replica.Verdict], None]
     ) -> None:
-        """Add entries whose ids are stored: read the stored copies, and judge the add again."""
+        """Add entries whose ids are stored: read the stored copies, and decide again."""
         ledger_id = asked.run.ledger_id
         ledger = self.ledger(ledger_id)
         verdict = replica.Verdict(Status.UNKNOWN)
@@ -225,8 +225,8 @@ class Store:
             for _ in range(COMPARE_ROUNDS_MAX):
                 stored, damaged = await self._reads.stored(ledger, compare)
                 again = replace(asked, stored=stored, damaged=damaged)
-                # The ledger may have been evicted and loaded again meanwhile: two objects would
-                # miss each other's fence.
+                # Look the ledger up again, because it may have been evicted and loaded since: two
+                # objects would miss each other's fence.
                 ledger = self.ledger(ledger_id)
                 if ledger_id in self.withheld or self._is_ending:
                     verdict = replica.Verdict(Status.UNKNOWN)
@@ -247,7 +247,7 @@ class Store:
         asked: replica.FenceAsked | replica.LacAsked | replica.LacReported | replica.RowReported,
         done: Callable[[replica.Verdict], None],
     ) -> None:
-        """Fence a ledger, read or store its LAC, or keep a copy of its metadata; `done` is called
+        """Fence a ledger, read or store its LAC, or store a copy of its metadata; `done` is called
         when the answer may be sent.
         """
         ledger = self.ledger(ledger_id)
@@ -263,7 +263,7 @@ class Store:
         await self.pending.wait_synced(ledger)
 
     async def leave_limbo(self, ledger_id: int) -> None:
-        """Durably end a ledger's limbo: this bookie has all entries that it should have."""
+        """Durably end a ledger's limbo, because this bookie has all entries that it should have."""
         # The index may record the end of limbo before the log does, so restored entries must be on
         # disk first (I27).
         await self.pending.wait_synced(self.ledger(ledger_id))
@@ -278,7 +278,7 @@ class Store:
         bytes_max: int,
         done: Callable[[ReadAnswer], None],
     ) -> None:
-        """Read; `done` is called when the answer's records are on disk and its bytes in memory."""
+        """Read. `done` is called when the answer's records are on disk and its bytes in memory."""
         unknown = ReadAnswer(Status.UNKNOWN, NO_ENTRY, None, ())
         if ledger_id in self.withheld:
             done(unknown)
@@ -317,7 +317,7 @@ class Store:
                 else:
                     answer(found)
             except Exception:
-                # A defect proves nothing, and the reader must not wait for ever.
+                # Answer despite the defect, because the reader must not wait for ever.
                 log.exception("read-failed", extra={"ledger": ledger_id})
                 done(unknown)
 
@@ -327,7 +327,7 @@ class Store:
                     ledger, missing, is_advised=is_advised, from_disk=asked.from_disk
                 )
             except Exception:
-                # Unreadable entries are unknown: the answer does not name them.
+                # Unreadable entries are unknown, so the answer does not name them.
                 log.exception("read-failed", extra={"ledger": ledger_id})
                 found = []
             answer(found)
@@ -337,8 +337,8 @@ class Store:
     async def examine(
         self, ledger_id: int, first: int, last: int, bytes_max: int, *, from_disk: bool = False
     ) -> tuple[Ranges, Run | None, int]:
-        """Read the beginning of a range, about `bytes_max`, for an audit: bypasses the rules.
-        Returns the stored ids, their readable entries, and the last id that was examined.
+        """Read about `bytes_max` from the beginning of a range for an audit, regardless of the
+        rules. Returns the stored ids, their readable entries, and the last id that was examined.
         `from_disk`: wait for queued records, and read the disk (rule 20a).
         """
         if from_disk:
@@ -347,8 +347,9 @@ class Store:
         return await self._reads.examine(ledger, first, last, bytes_max, from_disk=from_disk)
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
-        """Drop the entries of a ledger. A stub keeps its fence (rule 16). Without a stub only the
-        id is kept, because the metadata has a tombstone (rules 16a, 17 and 18).
+        """Drop the entries of a ledger. With `keep_stub`, its key and fence are kept (rule 16).
+        Without it, only the id is kept, because the metadata has a tombstone (rules 16a, 17 and
+        18).
         """
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.drop() if keep_stub else ledger.replica.delete()
@@ -356,14 +357,14 @@ class Store:
         self.counters["dropped_ledgers"] += 1
 
     def forget_copies(self, ledger_id: int) -> None:
-        """Forget a ledger's superseded metadata copies: the database has the changes of all."""
+        """Forget a ledger's superseded metadata copies, whose changes the database has."""
         self.ledger(ledger_id).replica.forget_copies()
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
         """Durably rewrite parts at the end of the log, in this order. Returns False for each
         unreadable part.
         """
-        # There may be a hundred small parts: one call of a thread reads them all.
+        # Read all parts in one call of a thread, because there may be a hundred small ones.
         read = await self._reads.fetch_each([(self.ledger(item), part) for item, part in parts])
         bodies = {id(part): body for part, body in read}
         moved: set[StoredLedger] = set()
@@ -389,13 +390,13 @@ class Store:
         """Durably rewrite a ledger's state (key, fence, LAC, limbo)."""
         ledger = self.ledger(ledger_id)
         if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
-            # Probably a stub: dropped copies must stay dropped.
+            # The ledger is probably a stub, and dropped copies must stay dropped.
             self.pending.submit(ledger, ledger.replica.drop())
         self.pending.submit(ledger, ledger.replica.repeated())
         await self.pending.wait_synced(ledger)
 
     async def rewrite_deleted(self, ledger_ids: Sequence[int]) -> None:
-        """Durably rewrite deletions, which the index has already, as one record (rule 16a)."""
+        """Durably rewrite deletions that the index already has, as one record (rule 16a)."""
         await self.pending.write(packed(ledger_ids))
 
     def ledger(self, ledger_id: int) -> StoredLedger:
@@ -404,7 +405,7 @@ class Store:
 
     @property
     def position(self) -> Position:
-        """The log position up to which everything is on disk."""
+        """The log position up to which all records are on disk."""
         return self.pending.position
 
     @property

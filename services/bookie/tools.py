@@ -1,4 +1,4 @@
-"""Commands on the data directory of a stopped bookie: verify, dump, rebuild, salvage."""
+"""Commands for the data directory of a stopped bookie: verify, dump, rebuild-index, salvage."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="for programs: JSON instead
 
 
 def _with_progress(items: Iterable[T], what: str) -> Iterable[T]:
-    """Iterate with a progress bar on standard error; for an unknown number it shows activity."""
+    """Iterate with a progress bar on standard error, which shows only activity without a total."""
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 
@@ -53,7 +53,7 @@ _parts_with_bar: Final = partial(_with_progress, what="parts of the index")
 def _lock_or_exit(directory: Path) -> int:
     """Lock the directory. If the directory has no log or is in use, exit without writing."""
     if not any((directory / name).is_dir() for name in ("log", "log.damaged")):
-        typer.echo(f"{directory} holds no bookie's log", err=True)
+        typer.echo(f"{directory} does not contain a bookie's log", err=True)
         raise typer.Exit(2)
     try:
         return lock_directory(directory)
@@ -82,7 +82,7 @@ def _cookie(directory: Path) -> LocalCookie | None:
 
 @app.command()
 def verify(directory: DirectoryArgument, *, json: AsJson = False) -> None:
-    """Read the whole log and check each part of the index. Exit status 1: something is wrong."""
+    """Read the whole log and check each part of the index. Exits with 1 if there are problems."""
     with _locked(directory):
         report = inspection.verify_directory(directory, _with_bar, _parts_with_bar)
     if json:
@@ -113,7 +113,7 @@ def verify(directory: DirectoryArgument, *, json: AsJson = False) -> None:
 
 @app.command()
 def dump(directory: DirectoryArgument, *, json: AsJson = False) -> None:
-    """List the log's records without payloads, and its problems. Exit status 1: it has problems."""
+    """List the log's records without payloads, and its problems. Exits with 1 if it has any."""
     with _locked(directory):
         is_right = True
         # A progress bar among the lines would garble both.
@@ -130,7 +130,7 @@ def dump(directory: DirectoryArgument, *, json: AsJson = False) -> None:
 
 @app.command("rebuild-index")
 def rebuild_index(directory: DirectoryArgument, *, json: AsJson = False) -> None:
-    """Rebuild the index from the log. Exit status 1: the log is damaged; the index is unchanged."""
+    """Rebuild the index from the log. Exits with 1 if the log is damaged; the index then stays."""
     lock = _lock_or_exit(directory)
     numbers = Segments(directory / "log", 0).numbers()
     cookie = _cookie(directory)
@@ -168,7 +168,7 @@ def rebuild_index(directory: DirectoryArgument, *, json: AsJson = False) -> None
 
 @contextmanager
 def _index_aside(directory: Path) -> Iterator[None]:
-    """Move the index aside, and back if the rebuild fails: the bookie still starts with it."""
+    """Move the index aside, and back if the rebuild fails, because the bookie can start with it."""
     index, aside = directory / "index", directory / "index.aside"
     shutil.rmtree(aside, ignore_errors=True)
     if index.exists():
@@ -190,8 +190,8 @@ def salvage(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     json: AsJson = False,
 ) -> None:
-    """Keep the readable records of a log that is too damaged to start; the bookie comes back as a
-    new incarnation. The old log stays as log.damaged.
+    """Keep the readable records of a log that is too damaged to start. The bookie continues as a
+    new incarnation, and the old log stays as log.damaged.
     """
     with _locked(directory):
         _cookie(directory)  # the salvage marks the cookie, so it must be readable

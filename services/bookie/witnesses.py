@@ -25,11 +25,11 @@ class WitnessFile:
     """The file with the witnesses of one data directory."""
 
     def __init__(self, directory: Path) -> None:
-        """Reads nothing yet: the directory may not exist."""
+        """Reads nothing yet, since the directory may not exist."""
         self._path = directory / _FILE
 
     def load(self, cluster_id: str) -> tuple[str, ...]:
-        """The valid witnesses in the file; an error is logged for damaged lines."""
+        """The valid witnesses in the file; damaged lines are logged as an error."""
         lines = self.lines()
         sound = tuple(line for line in lines if token_of(cluster_id, line) is not None)
         if len(sound) < len(lines):
@@ -49,7 +49,7 @@ class WitnessFile:
 
 
 FRESH_MAX: Final = 10_000
-"""Maximum number of unconfirmed changes. (After an index is rebuilt, no copy is confirmed.)"""
+"""Maximum number of unconfirmed changes, since no copy is confirmed after an index rebuild."""
 
 
 def witnesses_of(cluster_id: str, attempts: Iterable[bytes]) -> tuple[str, ...]:
@@ -67,13 +67,13 @@ class FreshCopies:
     """
 
     def __init__(self, encoded: bytes = b"") -> None:
-        """`encoded`: what `encode` returned for the last checkpoint."""
+        """`encoded`: the bytes that `encode` returned for the last checkpoint."""
         starts = range(0, len(encoded), ATTEMPT_BYTES)
         self._attempts = dict.fromkeys(encoded[at : at + ATTEMPT_BYTES] for at in starts)
 
     def note(self, copy: RowCopy) -> None:
-        """Note a new copy: evidence of the change that made this metadata, and of the log's change
-        that placed the ledger (which makes no new version of an open ledger: rule 18f).
+        """Record a new copy, as evidence of the change that made this metadata and of the log's
+        change that placed the ledger, which makes no new version of an open ledger (rule 18f).
         """
         for token in (copy.name.token, placed_by(copy.body)):
             if token:
@@ -86,7 +86,7 @@ class FreshCopies:
         return list(islice(reversed(self._attempts), count))
 
     def confirmed(self, attempts: Iterable[bytes]) -> None:
-        """Forget these tokens, which kept witnesses cover."""
+        """Forget these tokens, because kept witnesses cover them."""
         for attempt in attempts:
             self._attempts.pop(attempt, None)
 

@@ -1,4 +1,4 @@
-"""Group commit: the one thread that owns the end of the log.
+"""Group commit, by the one thread that owns the end of the log.
 
 The writer takes all queued records, writes them as one batch with one call, syncs once, and
 notifies the loop once. The next batch gathers during the sync, so no timer is needed. Records are
@@ -25,7 +25,7 @@ from services.bookie.log import (
 from services.bookie.segments import NO_ROOM, Segments, allocate, write_all
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A batch of this size gets no further record; by judgement: some 10 ms of disk time."""
+"""Size at which a batch gets no further record; chosen by judgement: some 10 ms of disk time."""
 
 BATCH_RECORDS_MAX: Final = 4096
 
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 ZEROS: Final = bytes(256 * 1024)
 """Zeros that are written after small batches. A sync of blocks that were written before costs 66 us
-instead of 82 us (measured): the file system has no unwritten extent to convert."""
+instead of 82 us (measured), because the file system need not convert an unwritten extent."""
 
 SMALL_BATCH_BYTES: Final = 32 * 1024
-"""No zeros are written after larger batches: zeros would double what the disk has to write."""
+"""Maximum size of a batch that zeros follow; after larger ones, they would double the writes."""
 
 
 class Position(NamedTuple):
@@ -64,14 +64,14 @@ class LogWriter:
     _fd: int
     """The file of the segment `_head`."""
     position: InitVar[Position]
-    """Where to continue in the segment."""
+    """The position in the segment from which to continue."""
     reserve: Path
     on_synced: Callable[[list[QueuedRecord], Position], None]
     on_fatal: Callable[[BaseException], None]
     is_full: bool = False
-    """The writer waits for room on the disk."""
+    """Whether the writer waits for room on the disk."""
     sync_ns: int = 0
-    """How long all syncs took together; `log_syncs` of the store counts them."""
+    """Total duration of all syncs; the store's counter `log_syncs` has their number."""
 
     def __post_init__(self, position: Position) -> None:
         self._offset = self._filled = position.offset
@@ -90,8 +90,8 @@ class LogWriter:
         self._queue.put(record)
 
     def stop(self) -> None:
-        """Write queued records and the clean end, and wait. On a full disk the writer gives up:
-        queued records were not acknowledged, except deferred entries (rule 31).
+        """Write queued records and the clean end, and wait. On a full disk the writer gives up,
+        since queued records were not acknowledged, except deferred entries (rule 31).
         """
         self._is_ending.set()
         self._queue.put(None)
@@ -134,7 +134,7 @@ class LogWriter:
         size = batch_bytes(records)
         if self._offset + size > self._segments.segment_bytes and self._offset > SEGMENT_HEAD.size:
             self._roll()
-        # Everything below `_offset` is synced: a batch is synced before the next one begins.
+        # All below `_offset` is synced, because a batch is synced before the next one begins.
         buffers = encode_batch(
             self._head,
             offset=self._offset,
@@ -158,13 +158,13 @@ class LogWriter:
         self._sequence += 1
 
     def _sync(self) -> None:
-        """Sync what was written. An error ends the log (rule 3)."""
+        """Sync the written batch. An error ends the log (rule 3)."""
         begun = time.perf_counter_ns()
         os.fdatasync(self._fd)
         self.sync_ns += time.perf_counter_ns() - begun
 
     def _roll(self) -> None:
-        """Begin a new segment, whose head says where the old one ends. The old one is on disk."""
+        """Begin a new segment, whose head has the end of the old one, which is on disk."""
         number = self._head.segment + 1
         created = self._with_room(
             lambda: self._segments.create(number, self._sequence, self._offset)
@@ -177,8 +177,8 @@ class LogWriter:
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """Run `work`, which allocates blocks. On a full disk, first release the reserve, because
-        accepted records must be written. Then wait until there is room: nothing is lost meanwhile,
-        and the waiting records are not acknowledged, except deferred entries (rule 31).
+        accepted records must be written. Then wait until there is room. Nothing is lost meanwhile,
+        because waiting records are not acknowledged, except deferred entries (rule 31).
         """
         while True:
             try:
@@ -190,7 +190,7 @@ class LogWriter:
                 try:
                     self.reserve.unlink()
                 except FileNotFoundError:
-                    # The reserve is gone; a checkpoint may have used it.
+                    # The reserve is used already, perhaps by a checkpoint.
                     self._is_ending.wait(FULL_RETRY_S)
             else:
                 self.is_full = False
@@ -198,7 +198,7 @@ class LogWriter:
 
 
 def keep_reserve(path: Path, size: int) -> bool:
-    """Reserve `size` bytes of blocks for a full disk. Returns False if there is no room."""
+    """Reserve disk blocks of `size` bytes for a full disk. Returns False if there is no room."""
     if path.exists():
         return True
     try:
@@ -216,7 +216,7 @@ def keep_reserve(path: Path, size: int) -> bool:
 
 
 def has_room(directory: Path, size: int) -> bool:
-    """Whether `size` bytes can be allocated. Free space alone proves nothing: there are quotas."""
+    """Whether `size` bytes can be allocated. Free space alone is no proof, because of quotas."""
     probe = directory / "room"
     probe.unlink(missing_ok=True)
     is_there = keep_reserve(probe, size)

@@ -79,7 +79,7 @@ _TAGS: Final = (
     ),
     *("Tokens", "Cluster", "Operators", "About"),
 )
-"""The resources in the order in which a user needs them; the routes have another order."""
+"""The order of the resources in the API's documentation. Routes are tried in a different order."""
 
 _ROOM: Final = web.AppKey("room", Room)
 _ROUTES: Final = web.AppKey("routes", Sequence[Route])
@@ -111,12 +111,12 @@ def build_app(
     if logs is not None:
         subscriptions = SubscriptionRoutes(logs, room, webhook_networks)
         app.on_cleanup.append(subscriptions.close)
-        # Before the streams, whose paths match theirs.
+        # These come first, because the routes of streams match the same paths.
         routes[:0] = [checked(route, room) for route in subscriptions.routes()]
     routes += console.routes()
     app[_ROUTES] = routes
     declared = [*(route.operation for route in routes), *SHARED]
-    # A route without a scope is missing in the guard's table, and the gateway doesn't start.
+    # `table_of` raises an error for a route without a declared scope, so the gateway doesn't start.
     operations = [one for one in declared if isinstance(one, PublicOperation)]
 
     async def drain() -> None:
@@ -198,7 +198,7 @@ def build_internal_app(
     hosts: Hosts | None = None,
     authenticator: Authenticator | None = None,
 ) -> web.Application:
-    """Builds the application for other processes, with the public one's budgets and metrics."""
+    """Builds the internal application. It shares the public application's budgets and metrics."""
     room = public[_ROOM]
     instance = engine.writer.id
     routes = [
@@ -231,7 +231,7 @@ def build_internal_app(
 
 
 async def _sampling(rates: Rates, _app: web.Application) -> AsyncIterator[None]:
-    """Takes samples of the rates until the cleanup."""
+    """Samples the rates until the application's cleanup."""
     tasks = Tasks()
     tasks.start(restarted(rates.run))
     yield
@@ -248,8 +248,8 @@ def _adds(name: str, value: str) -> Callable[[web.Request, web.StreamResponse], 
 
 
 def _described(operation: PublicOperation) -> Operation:
-    """Returns an operation for OpenAPI, with the errors and parameters that the edge adds: errors
-    for shutdown and access control, and `Content-Encoding`.
+    """Returns an operation as OpenAPI shows it. The edge adds the errors of shutdown and of access
+    control, and the parameter `Content-Encoding`.
     """
     more: Errors = () if operation.method == "GET" else (errors.ShuttingDown,)
     description = operation.description
@@ -299,7 +299,7 @@ def _routes(
 async def running_logs(
     engine: Engine, times: LogTimes
 ) -> AsyncIterator[tuple[LogManager, Transactions]]:
-    """Runs the logs and transactions of an engine. `drain` the logs before the engine."""
+    """Runs the logs and transactions of an engine. Drain the logs before the engine."""
     transactions = TransactionClient(engine.metadata)
     store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
     logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers), times=times)
@@ -315,11 +315,10 @@ async def running_logs(
 
 
 async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
-    """Builds both applications of a gateway process, whose engine runs until the internal one's
-    cleanup.
+    """Builds both applications of a gateway process.
 
-    The internal application listens first and ends last, so that other processes can reach this one
-    while it may be a ledger's writer.
+    The internal application listens first and ends last, so that other processes can reach this
+    process while it may be a ledger's writer. The engine runs until that application's cleanup.
     """
     stack = contextlib.AsyncExitStack()
     bound = bind(settings.internal_host, settings.internal_port)
@@ -368,7 +367,7 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
     )
     app[METRICS].register(EngineMetrics(engine))
     if settings.hsts_s:
-        # Once a browser has seen this header, it uses only TLS.
+        # A browser that has received this header connects only with TLS.
         demand = _adds("Strict-Transport-Security", f"max-age={settings.hsts_s}")
         app.on_response_prepare.append(demand)
     internal = build_internal_app(

@@ -23,19 +23,19 @@ class GatewaySettings(ServiceSettings, Limits):
     """The settings of a gateway; each field is the environment variable of the same name."""
 
     metadata_urls: tuple[str, ...] = Field(min_length=1)
-    """URLs of the metadata services. A service that does not answer is skipped."""
+    """URLs of the metadata services. A service that does not respond is skipped."""
     internal_host: str = "127.0.0.1"
     """Host of the internal listener, for other processes of the cluster; 0.0.0.0 in containers."""
     internal_port: int = Field(default=0, ge=0, le=65535)
-    """Port of the internal listener; 0: the system chooses one."""
+    """Port of the internal listener. With 0, the system chooses the port."""
     internal_advertised_url: str = ""
-    """URL of the internal listener for other processes; empty: `INTERNAL_HOST` and the port."""
+    """URL of the internal listener for other processes. Default: `INTERNAL_HOST` and the port."""
     require_tokens: bool = False
-    """1: each request needs an access token, whose grants define what the request may do."""
+    """With 1, each request needs an access token with a grant for the operation."""
     jwt_keys_file: Path | None = Field(
         default=None,
         description="File with the public keys (a JWKS) of an issuer whose JWTs are accepted as"
-        " tokens (docs/guides/tokens.md). Read again when it changes.",
+        " tokens (docs/guides/tokens.md). Reloaded when the file changes.",
     )
     jwt_issuer: str = ""
     """The `iss` claim that JWTs must have."""
@@ -44,43 +44,43 @@ class GatewaySettings(ServiceSettings, Limits):
     jwt_grants_claim: str = Field(default="scope", min_length=1)
     """The claim of JWTs that lists the grants."""
     jwt_leeway_s: int = Field(default=10, ge=0, le=300)
-    """How far the issuer's clock and this machine's may differ."""
+    """Maximum difference between the issuer's clock and this machine's clock."""
     public_tls_cert_file: Path | None = None
-    """Certificate of the public listener. Read again when it changes."""
+    """Certificate of the public listener. Reloaded when the file changes."""
     public_tls_key_file: Path | None = None
     """Private key of the public listener's certificate."""
     public_tls_key_password: SecretStr | None = None
     """Password of `PUBLIC_TLS_KEY_FILE`, if the key is encrypted."""
     hsts_s: int = Field(default=0, ge=0)
-    """How long browsers insist on TLS: `max-age` of `Strict-Transport-Security`; 0: not sent."""
+    """`max-age` of `Strict-Transport-Security`, which makes browsers require TLS. 0: not sent."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call the API from a browser; `*` for all. Off by default."""
+    """Origins whose pages may call the API from a browser; `*` allows all. Off by default."""
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Networks of proxies (`10.0.0.0/8`) that are trusted to name the client of a request."""
+    """Networks of trusted proxies (`10.0.0.0/8`), which report a request's client address."""
     proxies_send: ProxiesSend = "x-forwarded-for"
-    """How trusted proxies name the client."""
+    """How trusted proxies report the client's address."""
     webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Private networks (`10.0.0.0/8`) to which webhooks of streams may be sent, by http too."""
+    """Private networks (`10.0.0.0/8`) to which streams may send webhooks, also by plain HTTP."""
     quorum_timeout_s: float = Field(default=10.0, gt=0)
     """An append without its ack quorum after this time fails with the outcome unknown."""
     silent_bookie_s: float = Field(default=2.0, gt=0)
-    """A bookie that does not answer an append for this long is replaced."""
+    """A bookie that does not respond to an append for this long is replaced."""
     delay_ensemble_change: bool = False
-    """1: replace a silent bookie only if an ack quorum is out of reach without it."""
+    """With 1, a silent bookie is replaced only if there is no ack quorum without it."""
     ledger_in_flight_bytes_max: int = Field(default=128 << 20, gt=0)
-    """Limit of unacknowledged appends to one ledger; beyond it: 429 overloaded."""
+    """Limit of unacknowledged appends to one ledger. Further appends get 429 overloaded."""
     gateway_in_flight_bytes_max: int = Field(default=512 << 20, gt=0)
-    """Limit of unacknowledged appends to all ledgers; beyond it: 429 overloaded."""
+    """Limit of unacknowledged appends to all ledgers. Further appends get 429 overloaded."""
     open_ledgers_max: int = Field(default=200_000, ge=1)
-    """Limit of open ledgers that this gateway writes; beyond it: 429 overloaded."""
+    """Limit of open ledgers that this gateway writes. Further creations get 429 overloaded."""
     peer_open_ledgers_max: int = Field(default=25_000, ge=1)
-    """One address's limit of open ledgers, once seven eighths of `OPEN_LEDGERS_MAX` are in use."""
+    """Limit of open ledgers per address, once seven eighths of `OPEN_LEDGERS_MAX` are in use."""
     zones_min: int = Field(default=1, ge=1, le=255)
-    """The number of zones over which the copies of an entry are spread."""
+    """The number of zones across which the copies of an entry are spread."""
     enforce_zones: bool = False
-    """1: reject a new ledger if live bookies are in fewer zones than `ZONES_MIN`; 0: only warn."""
+    """With 1, a new ledger needs live bookies in `ZONES_MIN` zones. With 0, the gateway only warns."""
     quarantine_failures: int = Field(default=10, ge=0)
-    """Failures within `QUARANTINE_WINDOW_S` after which a live bookie is quarantined; 0: never."""
+    """Failures within `QUARANTINE_WINDOW_S` that quarantine a live bookie. 0: no quarantine."""
     quarantine_window_s: float = Field(default=60.0, gt=0)
     """The time in which failures of a bookie are counted."""
     quarantine_s: float = Field(default=300.0, gt=0)
@@ -91,24 +91,24 @@ class GatewaySettings(ServiceSettings, Limits):
         description=f"{CLOCK_SETTING[0].upper()}{CLOCK_SETTING[1:]}.",
     )
     orphan_age_s: float = Field(default=ORPHAN_AGE_S, ge=30)
-    """Age at which a log's ledger is deleted if no log names it; longer than a roll or takeover."""
+    """Age at which a log's ledger is deleted if no log references it; above a takeover's time."""
     consumer_expiry_s: float = Field(default=CONSUMER_EXPIRY_S, ge=0)
-    """Consumers that are unused for this long are deleted; 0: never."""
+    """Consumers that are unused for this long are deleted. With 0, no consumer is deleted."""
 
     @model_validator(mode="after")
     def _knows_users_beyond_loopback(self) -> Self:
         if not (self.require_tokens or self.allow_anonymous or is_loopback(self.host)):
             raise ValueError(
-                f"HOST={self.host} lets everyone on other machines read and change everything:"
-                " set REQUIRE_TOKENS=1 (docs/guides/tokens.md), or ALLOW_ANONYMOUS=1 where only"
-                " trusted clients can reach it"
+                f"HOST={self.host} allows every client on the network to read and change all data:"
+                " set REQUIRE_TOKENS=1 (docs/guides/tokens.md), or ALLOW_ANONYMOUS=1 if only"
+                " trusted clients can reach this host"
             )
         return self
 
     @model_validator(mode="after")
     def _jwts_are_usable(self) -> Self:
         if self.jwts is not None and not self.require_tokens:
-            raise ValueError("JWT_KEYS_FILE has no effect without REQUIRE_TOKENS=1: set it too")
+            raise ValueError("JWT_KEYS_FILE needs REQUIRE_TOKENS=1: set REQUIRE_TOKENS too")
         return self
 
     @cached_property
@@ -119,7 +119,7 @@ class GatewaySettings(ServiceSettings, Limits):
             return None
         if file is None or not issuer or not audience:
             raise KeysUnusable(
-                "JWT_KEYS_FILE, JWT_ISSUER and JWT_AUDIENCE go together: set all or none"
+                "JWT_KEYS_FILE, JWT_ISSUER and JWT_AUDIENCE must be set together: set all or none"
             )
         return Jwts(JwtRules(file, issuer, audience, self.jwt_grants_claim, self.jwt_leeway_s))
 
@@ -127,7 +127,7 @@ class GatewaySettings(ServiceSettings, Limits):
         return "INTERNAL_HOST", self.internal_host
 
     def internal_url(self, port: int) -> str:
-        """The internal listener's URL for other processes of the cluster; it listens on `port`."""
+        """The URL at which other processes reach the internal listener, which listens on `port`."""
         is_tls = self.tls is not None
         return url_of(self.internal_advertised_url, self.internal_host, port, is_tls=is_tls)
 
@@ -138,18 +138,20 @@ class GatewaySettings(ServiceSettings, Limits):
     def _public_certificate_is_usable(self) -> Self:
         speaks_tls = self.public_tls is not None or self.advertised_url.startswith("https://")
         if self.hsts_s and not speaks_tls:
-            raise ValueError("HSTS_S needs PUBLIC_TLS_CERT_FILE, or an ADVERTISED_URL with https")
+            raise ValueError(
+                "HSTS_S needs PUBLIC_TLS_CERT_FILE or an https ADVERTISED_URL: set one"
+            )
         return self
 
     @cached_property
     def public_tls(self) -> Tls | None:
-        """The certificate and key of the public listener, if it has TLS. Raises: TlsUnusable."""
+        """The certificate and key of the public listener; None without TLS. Raises: TlsUnusable."""
         certificate, key = self.public_tls_cert_file, self.public_tls_key_file
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:
             raise TlsUnusable(
-                "PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE go together: set both or none"
+                "PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE must be set together: set both or none"
             )
         return Tls(TlsFiles(certificate, key, password=self.public_tls_key_password))
 

@@ -1,6 +1,6 @@
 """The values that pass between the engine and its callers.
 
-The edge parses HTTP requests and knows nothing of quorums. The engine knows nothing of HTTP and
+The edge parses HTTP requests and is independent of quorums. The engine is independent of HTTP and
 raises `quorumlog.errors`.
 """
 
@@ -17,7 +17,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 
 LacSource = Literal["writer", "bookies", "metadata"]
-"""The source of an LAC. `metadata`: the ledger is CLOSED, so its metadata has the end."""
+"""The source of an LAC. `metadata` means that the ledger is CLOSED, and its metadata has the end."""
 
 FRAMES: Final = "application/vnd.quorumlog.frames"
 """The media type of a sequence of payloads, each preceded by its length (32 bits, big-endian)."""
@@ -37,7 +37,7 @@ class EngineConfig:
     """The URL at which clients reach this process."""
     metadata_urls: tuple[str, ...]
     internal_url: str = ""
-    """The URL at which other processes of the cluster reach this one; empty: `url`."""
+    """The URL at which other processes of the cluster reach this process. Default: `url`."""
     credentials: Credentials = ANONYMOUS
     """The credentials that this process presents to other services."""
     ledger_in_flight_bytes_max: int = 128 << 20
@@ -53,7 +53,7 @@ class EngineConfig:
     quarantine: QuarantineRule = field(default_factory=QuarantineRule)
     times: MachineTimes = field(default_factory=MachineTimes)
     clock_difference_s: float = CLOCK_DIFFERENCE_S
-    """If the database's clock differs by more, nothing is deleted by age (rule 26c)."""
+    """If the database's clock differs by more, no data is deleted by age (rule 26c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class LedgerOptions:
     allow_degraded: bool = False
     once: Once | None = None
     tags: tuple[tuple[str, str], ...] = ()
-    """A transaction's ledger has its transaction, partition and attempt here
-    (docs/guides/transactions.md)."""
+    """Fields of `LedgerMetadata.extra`, such as the transaction, partition and attempt of a
+    transaction's ledger (docs/guides/transactions.md)."""
     log: str | None = None
-    """The log for which the ledger is created: only that log may write to it (rule 27)."""
+    """The log for which the ledger is created. Only this log may write to the ledger (rule 27)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ class EntriesAppended:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """The result of a read: contiguous confirmed entries from the first requested one on, or none.
+    """The result of a read: contiguous confirmed entries from the first requested entry on.
 
-    `next`: the entry at which the next read begins. `closed`: the ledger is CLOSED and ends at
-    `last_entry`, which may lie beyond this page.
+    There may be no entries. The next read begins at the entry `next`. If `closed`, the ledger is
+    CLOSED and ends at `last_entry`, which may lie beyond this page.
     """
 
     runs: tuple[Run, ...]
@@ -101,8 +101,8 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:
-    """How far a ledger is confirmed. The metadata is at least as new as the LAC, so it names the
-    members that have the entries up to the LAC.
+    """How far a ledger is confirmed. The metadata is at least as new as the LAC, and therefore
+    names the members that have the entries up to the LAC.
     """
 
     row: LedgerMetadata

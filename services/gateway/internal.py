@@ -1,12 +1,12 @@
 """Routes of the internal listener, which only other services of the cluster may call.
 
-A gateway forwards a client's append or close to the gateway that writes the ledger. The forwarded request has the same path
-below `/internal`, the same query and the same body, and the same handler serves it. The other routes serve requests that
+A gateway forwards a client's append or close to the gateway that writes the ledger. The forwarded request has the same
+path below `/internal`, the same query and the same body, and the same handler. The other routes serve requests that
 gateways and autorecovery make for their own purposes.
 
-Each request names the gateway instance that it is meant for. Any other instance rejects the request with `writer-lost` and
-the outcome not done (rule 11). Passwords and bodies are checked here again, because a caller that has the cluster's secret
-may be something other than a gateway.
+Each request names the gateway instance that must serve it. Any other instance rejects the request with `writer-lost`
+and the outcome not done (rule 11). The routes check passwords and bodies again, because any program that has the
+cluster's secret can call them.
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ from services.gateway.rates import Rates
 
 _ID_CHARS_MAX: Final = 200
 _BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
-"""Limit of a request's body: three times a page of logs. It exceeds the limit of a record batch,
-which is checked when the batch becomes an entry."""
+"""Limit of a request's body: three times a page of logs. A record batch has a lower limit, which is
+checked when the batch becomes an entry."""
 
 FORWARDED: Final = (
     EntryRoutes.operations["append_entries"],
@@ -87,7 +87,7 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
-    """Returns the routes for ledgers of this instance, and twins of `FORWARDED` public routes."""
+    """Returns the routes for this instance's ledgers, with internal twins of `FORWARDED` routes."""
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
     routes.add(f"GET {ledger}/lac", *asked, roles=GATEWAYS)(inner.last_add_confirmed)
@@ -121,12 +121,12 @@ def rate_routes(rates: Rates, instance: str) -> list[Route]:
 
 
 def _for_instance(instance: str, inner: Route) -> Route:
-    """Returns a route that rejects requests for other instances and names this one in responses."""
+    """Returns a route that rejects requests for other instances, and adds this instance's id to responses."""
 
     async def handle(request: web.Request, given: Given) -> web.StreamResponse:
         if given[WRITER] != instance:
             raise WriterLost(
-                "another process listens here now",
+                "the gateway instance of this request no longer listens at this URL",
                 outcome=NOT_DONE,
                 headers={header.FORWARDED_WRITER: instance},
             )
@@ -148,8 +148,8 @@ class _LedgerRoutes:
         return json_value({"id": me}, headers={header.FORWARDED_WRITER: me})
 
     def forwarded(self, public: Route) -> Route:
-        """Returns the internal twin of a public route, for requests that another gateway forwarded.
-        A forwarded request is never forwarded again (rule 11).
+        """Returns the internal twin of a public route, which serves requests that another gateway
+        forwarded. A forwarded request is never forwarded again (rule 11).
         """
 
         async def handle(request: web.Request, given: Given) -> web.StreamResponse:
@@ -157,7 +157,8 @@ class _LedgerRoutes:
             if not engine.writes(ledger_id):
                 writer = (await engine.rows.row(ledger_id)).writer
                 if writer is None or writer.id != engine.writer.id:
-                    raise WriterLost("not the writer", ledger_id=ledger_id, outcome=NOT_DONE)
+                    detail = "this gateway is not the ledger's writer"
+                    raise WriterLost(detail, ledger_id=ledger_id, outcome=NOT_DONE)
             request[entries.FORWARDED] = True
             return await public.handler(request, given)
 
@@ -210,7 +211,7 @@ class _LogRoutes:
             case "consult" if given[NAME] in OWN_LOGS:
                 call = Consult(data)
             case other if other != "roll":
-                raise InvalidRequest("`call=consult` is only for the logs of the cluster")
+                raise InvalidRequest("`call=consult` is allowed only for the cluster's own logs")
             case _:
                 pass
         try:
@@ -219,38 +220,38 @@ class _LogRoutes:
             raise BadRequest(str(error)) from error
 
     async def ends(self, request: web.Request, _given: Given) -> web.Response:
-        """Returns the ends of the named logs, as far as this process owns them."""
+        """Returns the ends of those named logs that this process owns."""
         asked = parsed(await body.read(request, self._room, _BODY_BYTES_MAX), EndsBody)
         heads = (LogHead(name, 0, LogState.OPEN, token, last) for name, last, token in asked.logs)
         return json_value({"ends": self._logs.views.ends_here(heads)})
 
     async def access(self, _request: web.Request, given: Given) -> web.Response:
-        """Counts an access to a log whose expiry this process decides; returns the verdict."""
+        """Counts an access to a log, and returns whether the log expires. This process decides the expiry."""
         term = given[TERM]
         if term is None:
-            raise InvalidRequest("query parameter `term` is required")
+            raise InvalidRequest("query parameter `term` is required: send the owner's term")
         expiry = Expiry(given[IDLE_S], self._logs.me, term)
         verdict = await self._logs.accesses.here(given[NAME], expiry, is_access=given[COUNTS] == 1)
         return json_value({"verdict": verdict})
 
 
 def _checked(data: bytes) -> batch.BatchHead:
-    """Validates a whole record batch and returns its head. The records can be decoded, and the
-    producer is within the bounds of the public headers, which are also those of the log's metadata.
+    """Validates a whole record batch and returns its head. All records must be decodable. The producer
+    must be within the bounds of the public headers, which the log's metadata shares.
 
     Raises: BadRequest, InvalidRequest, TooLarge.
     """
     try:
         if batch.decode_head(data).count > batch.RECORDS_MAX:
-            raise TooLarge(f"a batch may have at most {batch.RECORDS_MAX} records")
+            raise TooLarge(f"the batch has more than {batch.RECORDS_MAX} records")
         head = batch.opened(packed.unpack(data)).head
     except batch.BadBatch as error:
         raise BadRequest(str(error)) from error
     if head.has_gaps:
-        raise BadRequest("only a compaction writes a batch with gaps")
+        raise BadRequest("the batch has gaps between offsets: only a compaction writes gaps")
     match head.producer:
         case ProducerSeq(id=name) if not name or "\0" in name:
-            raise InvalidRequest("a producer's id must have 1 to 255 bytes, and no NUL")
+            raise InvalidRequest("the producer's id must have 1 to 255 bytes, and no NUL")
         case ProducerSeq(epoch=epoch, seq=seq) if epoch < 0 or seq < 0:
-            raise InvalidRequest("a producer's epoch and sequence number must not be negative")
+            raise InvalidRequest("the producer's epoch and sequence number must not be negative")
     return head

@@ -30,7 +30,7 @@ _DATA: Final = (
 
 
 def counts_of(metrics: Metrics, logs: LogManager | None) -> Counts:
-    """The counts of public requests and of appended records, from which rates are sampled."""
+    """Count public requests and appended records, for the samples of rates."""
     counts = dict.fromkeys(Counts._fields, 0.0)
     for method, route, status, count, seconds in metrics.totals():
         if route.startswith("/internal/"):
@@ -193,7 +193,7 @@ def _queues(measured: Sequence[tuple[Queue, int, float | None]]) -> Iterable[Met
 
 
 def _subscriptions(service: SubscriptionService) -> Iterable[Metric]:
-    """Yields what was delivered here, and at the owner of the log of subscriptions what was not."""
+    """Yields this gateway's deliveries, and at the owner of subscriptions their state."""
     for name, text, count in (
         ("deliveries", "Wakes that receivers accepted, or that were announced", service.deliveries),
         ("failures", "Attempts to deliver or announce a wake that failed", service.failures),

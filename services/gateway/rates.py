@@ -1,6 +1,6 @@
-"""Rates of requests and appends over the last hour, which each gateway samples from its own counters.
+"""Rates of requests and appends over the last hour. Each gateway samples its own counters.
 
-The gateway that a client asks collects the rates of all gateways.
+A gateway collects the rates of all gateways when a client requests them.
 """
 
 import asyncio
@@ -36,33 +36,33 @@ class Counts(NamedTuple):
 
 NAMES: Final = tuple(name.replace("append_s", "append_ms") for name in Counts._fields)
 Sample = tuple[float | None, ...]
-"""Rates per second of one interval, in the order of NAMES. None: unknown, or a latency without appends."""
+"""Rates per second of one interval, in the order of NAMES. None: unknown, or the latency if there were no appends."""
 UNKNOWN: Final[Sample] = (None,) * len(NAMES)
 
 
 class Rates:
-    """This gateway's samples, and those of all gateways. `run` takes the samples."""
+    """Samples this gateway's rates (`run`), and collects the rates of all gateways."""
 
     def __init__(self, engine: Engine, read: Callable[[], Counts]) -> None:
-        """`read` returns the current counts, all of which are 0 now."""
+        """`read` returns the current counts. All counts must still be 0."""
         self._engine, self._read = engine, read
         self._samples = deque([UNKNOWN] * SAMPLES_MAX, SAMPLES_MAX)
         self._last = Counts()
         self._awake_s, self._ends_s = time.monotonic(), wall_s()
 
     async def run(self) -> Never:
-        """Take a sample at each multiple of 15 s, which is the same moment at all gateways."""
+        """Take a sample at each multiple of 15 s, so that all gateways sample at the same times."""
         while True:
             await asyncio.sleep(INTERVAL_S - wall_s() % INTERVAL_S)
             self.sample(time.monotonic(), wall_s())
 
     def sample(self, monotonic_s: float, wall_s: float) -> None:
-        """Add the rates since the last sample. If intervals were missed, because the process or its
-        machine was suspended, these and the current one are unknown.
+        """Add the rates since the last sample. If the process or its machine was suspended, the
+        missed intervals and the current interval are unknown.
         """
         elapsed_s = monotonic_s - self._awake_s
         if elapsed_s < INTERVAL_S / 2:
-            return  # it woke up a little early, or has just started
+            return  # the timer fired a little early, or the process has just started
         counts = self._read()
         # The monotonic clock stands still while the machine is suspended.
         count = round(max(elapsed_s, wall_s - self._ends_s) / INTERVAL_S)
@@ -100,7 +100,7 @@ class Rates:
 
 
 def _sample(done: Counts, elapsed_s: float) -> Sample:
-    """The rates of what was done in an interval."""
+    """Convert the counts of an interval to rates."""
     latency_ms = round(1000 * done.append_s / done.appends, 3) if done.appends else None
     rates = zip(NAMES, done, strict=True)
     return tuple(
@@ -109,7 +109,7 @@ def _sample(done: Counts, elapsed_s: float) -> Sample:
 
 
 def _total(found: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, list[float | None]]:
-    """The sum of series; of latencies, their mean over all appends."""
+    """Add up the series of gateways. The total latency is the mean over all appends."""
     spent = [
         [None if ms is None or n is None else ms * n for ms, n in zip(*pair, strict=False)]
         for pair in ((one["append_ms"], one["appends"]) for one in found)

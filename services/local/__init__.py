@@ -1,5 +1,5 @@
-"""The one-machine cluster: runs embedded Postgres and Redis, and all services, as processes.
+"""Runs a cluster on one machine: embedded Postgres and Redis, and all services, as processes.
 
-The package imports none of the services, so it knows them only by their responses. It imports only
-the parts of `quorumlog` for settings, secrets and certificates.
+The package imports none of the services, so it depends only on their responses. From `quorumlog`,
+it imports only the modules for settings, secrets and certificates.
 """

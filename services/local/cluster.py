@@ -1,10 +1,10 @@
 """Starts, watches and stops all processes of a cluster on one machine, in order.
 
-`python -m services.local` runs a cluster for users, `loadtest/cluster.py` for tests.
+`python -m services.local` runs a cluster for users; `loadtest/cluster.py` runs clusters for tests.
 
 Invariants:
-- `DATA/run/lock` is held while any process of the cluster runs, so two clusters never share DATA;
-- each process of `services` has a pid file, and `end` ends every process that was started.
+- `DATA/run/lock` is locked while a process of the cluster runs, so two clusters never share DATA;
+- each process in `services` has a pid file, and `end` stops every process that was started.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ START_S: Final = 120.0
 """Timeout of each step of the start. A step takes about a second on an idle machine."""
 _POLL_S: Final = 0.05
 _RESTART_S: Final = 1.0
-"""Minimum time between two starts of a process, so that one that keeps dying does not use up the
-CPU. A process that dies is back within 2 s."""
+"""Minimum time between two starts of a process, so that a process that keeps dying does not use up
+the CPU. A process that dies once is back within 2 s."""
 _NEW_BYTES: Final = 80 << 20
 """Disk space of a new bookie by default: its first segment and its reserve. Postgres needs less."""
 _LOG_BYTES_MAX: Final = 16 << 20
@@ -58,22 +58,22 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def _reached_at(listen: str) -> str:
-    """The host of a URL for a listener at this address: loopback if it listens on all addresses."""
+    """The host in a URL of a listener at this address; loopback if it listens on all addresses."""
     address = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(listen, listen)  # noqa: S104
     return f"[{address}]" if ":" in address else address
 
 
 class ClusterError(Exception):
-    """The cluster cannot start or continue. The message has the reason, and the end of a log."""
+    """The cluster can't start or continue. The message has the reason, and often a log's end."""
 
 
 class StartTimeout(ClusterError):
-    """A process was not ready in time. The process may be healthy, and the machine slow."""
+    """A process was not ready in time. The process may be healthy on a slow machine."""
 
 
 @dataclass(slots=True)
 class Service:
-    """A process of the cluster: how it is started, and its current state."""
+    """A process of the cluster, with the program to start and the current state."""
 
     program: Program
     log: Path
@@ -85,7 +85,7 @@ class Service:
     is_expected: bool = field(default=False)
     """Whether the process should be running. False after a test has killed it."""
     internal_url: str = ""
-    """The URL for the other services, if it is not `url`."""
+    """The URL for the other services, if it differs from `url`."""
 
     @property
     def kind(self) -> str:
@@ -114,7 +114,7 @@ class LocalCluster:
         *,
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """`say` gets each message for the user."""
+        """`say`: called with each message for the user."""
         self.settings = settings
         self.services: dict[str, Service] = {}
         self._environment = inherited_environment()
@@ -128,9 +128,8 @@ class LocalCluster:
         self.credentials: LocalCertificates | None = None
 
     async def begin(self) -> None:
-        """Starts all processes; each kind starts when the kinds that it needs are ready.
-
-        Raises: ClusterError. Then `end` must still be called.
+        """Starts all processes; each kind starts when the kinds that it needs are ready. Raises:
+        ClusterError. The caller must call `end` even then.
         """
         self._lock_folder()
         for port in self._gateway_ports:
@@ -139,7 +138,7 @@ class LocalCluster:
             except OSError as error:
                 raise ClusterError(f"port {port} can't be used: {error.strerror}") from None
             if not is_usable:
-                raise ClusterError(f"port {port} is taken")
+                raise ClusterError(f"port {port} is in use: stop its server, or set PORT")
         kept_secret(self.settings.secret_file)
         if self.settings.tls:
             self.credentials = LocalCertificates(self.settings.certificates)
@@ -214,7 +213,7 @@ class LocalCluster:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise ClusterError(f"another cluster runs in {self._data}") from None
+            raise ClusterError(f"another cluster uses {self._data}: stop it, or set DATA") from None
         self._lock = lock
         _await_orphans(self._run)
 
@@ -332,7 +331,7 @@ class LocalCluster:
             self._say(f"  {found['action']}: {subject}: {found['why']}")
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
-        """Returns how many bookies accept entries. Tells the user why the others don't, because
+        """Returns the number of bookies that accept entries. Prints why the others don't, because
         gateways would wait for them.
         """
         found = [await self._fetch_info(self.services[name].url) for name in bookies]
@@ -341,7 +340,7 @@ class LocalCluster:
         if full:
             free, least = full[0]["free_bytes"], full[0]["read_only_below_bytes"]
             self._say(
-                f"{len(full)} of {len(found)} bookies take no entries: {self._data} has"
+                f"{len(full)} of {len(found)} bookies accept no entries: {self._data} has"
                 f" {free >> 20} MiB of room, and below {least >> 20} MiB"
                 f" (READ_ONLY_BELOW_BYTES={least}) a bookie is read-only."
                 f" Make room for {(least + least // 4 - free >> 20) + 1} MiB more, or set DATA to a"
@@ -349,8 +348,8 @@ class LocalCluster:
             )
         for info in put:
             self._say(
-                f"{info['bookie']} takes no entries: an operator made it {info['state']}"
-                " (`quorumlog bookie writable` ends that)"
+                f"{info['bookie']} accepts no entries, because an operator set it to {info['state']}:"
+                f" run `quorumlog bookie writable {info['bookie']}`"
             )
         return len(found) - len(full) - len(put)
 
@@ -376,7 +375,7 @@ class LocalCluster:
             "PYTHONSAFEPATH": "1",
         }
         if internal_port is not None:
-            # A restart keeps the port: the new process tells its callers that the old one is gone.
+            # A restart keeps the port: the new process shows callers that the old one is gone.
             listen = self.settings.listen if own_host == LOOPBACK else own_host
             host = _reached_at(listen)
             env |= {
@@ -387,7 +386,7 @@ class LocalCluster:
                 "INTERNAL_ADVERTISED_URL": "",
             }
         argv = (sys.executable, "-m", f"services.{module}")
-        # A gateway's public listener has no TLS: its clients don't know the cluster's certificates.
+        # A gateway's public listener has no TLS, since its clients lack the cluster's certificates.
         scheme = "http" if internal_port is not None else self._scheme
         url = f"{scheme}://{host}:{port}"
         # A gateway is ready only if a ledger with the default quorum (E=3) could be created.
@@ -465,7 +464,7 @@ class LocalCluster:
         end = loop.time() + START_S
         while not await is_up():
             if not service.is_alive:
-                raise ClusterError(f"{name} ended at its start:\n{service.log_end()}")
+                raise ClusterError(f"{name} ended during its start:\n{service.log_end()}")
             if loop.time() > end:
                 raise StartTimeout(f"{name} is not ready after {START_S:g} s:\n{service.log_end()}")
             await asyncio.sleep(_POLL_S)
@@ -492,7 +491,7 @@ class LocalCluster:
             for service in group:
                 service.is_expected = False
                 if service.is_alive and service.process:
-                    # Continue it first: a process that a test has paused handles no signal.
+                    # A process that a test has paused handles no signal, so continue it first.
                     service.process.send_signal(signal.SIGCONT)
                     service.process.send_signal(service.program.stop_signal)
             loop = asyncio.get_running_loop()
@@ -531,7 +530,7 @@ def _exit_reason(service: Service) -> str:
 
 def _await_orphans(run: Path) -> None:
     """Waits for processes of an earlier cluster whose supervisor was killed. The kernel has sent
-    them a signal; until they end, they use files that this cluster needs.
+    them a signal, but until their end they use files that this cluster needs.
 
     Raises: ClusterError after 30 s.
     """
@@ -540,7 +539,7 @@ def _await_orphans(run: Path) -> None:
         pid = file.read_text().strip()
         while file.stem != "postgres" and _is_service(pid):  # embedded.py handles Postgres
             if time.monotonic() > end:
-                raise ClusterError(f"process {pid} of an earlier cluster does not end")
+                raise ClusterError(f"process {pid} of an earlier cluster does not end: kill it")
             time.sleep(_POLL_S)
 
 

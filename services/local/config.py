@@ -16,19 +16,19 @@ class LocalSettings(Settings):
     """The settings; each field is the environment variable or make variable of the same name."""
 
     data: Path = Path(".quorumlog")
-    """folder of all data: log files are in `DATA/log`, process ids in `DATA/run`"""
+    """folder for all data, with log files in `DATA/log` and process ids in `DATA/run`"""
     port: int = Field(default=8080, ge=1, le=65535)
     """port of the first gateway; further gateways have the following ports"""
     listen: str = "127.0.0.1"
-    """address at which the gateways' public API listens; others than loopback need `REQUIRE_TOKENS=1` or `ALLOW_ANONYMOUS=1`"""
+    """address of the gateways' public listeners; any but loopback requires `REQUIRE_TOKENS=1` or `ALLOW_ANONYMOUS=1`"""
     bookies: int = Field(default=4, ge=1, le=64)
-    """number of bookies; with 4, ledgers with E=3 can still be created after one has died"""
+    """number of bookies; with 4, ledgers with E=3 can be created even after one bookie has died"""
     gateways: int = Field(default=2, ge=1, le=64)
     """number of gateways"""
     metadata_services: int = Field(default=1, ge=1, le=16)
-    """number of processes of the metadata service"""
+    """number of metadata processes"""
     autorecoveries: int = Field(default=1, ge=1, le=64)
-    """number of processes of autorecovery"""
+    """number of autorecovery processes"""
     zones: tuple[str, ...] = ()
     """zones, such as `a,b,c`, that are assigned to the bookies in turn"""
     durability: Literal["fsync", "deferred"] = "fsync"
@@ -43,7 +43,7 @@ class LocalSettings(Settings):
     tls: bool = False
     """1: services use mutual TLS, with certificates that are made in `DATA/certificates`"""
     lost_bookie_delay_s: float = Field(default=60, ge=0)
-    """delay before the entries of a lost bookie are copied to other bookies"""
+    """how long a bookie may be absent before its entries are copied to other bookies"""
     restart: bool = False
     """1: a process that dies is restarted"""
     postgres_dsn: SecretStr | None = None
@@ -53,17 +53,17 @@ class LocalSettings(Settings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """the lowest level that the services log"""
     drain_s: float = Field(default=20.0, gt=0)
-    """how long each service may take at its stop to finish requests in flight"""
+    """how long a stopping service may take to finish requests in flight"""
 
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:
         if self.port + self.gateways - 1 > 65535:
-            raise ValueError(f"{self.gateways} gateways from port {self.port} on end above 65535")
+            raise ValueError(f"PORT must be at most {65536 - self.gateways} (got {self.port})")
         return self
 
     @property
     def secret_file(self) -> Path:
-        """The file with the cluster's secret, which services and operators present to services."""
+        """The file with the cluster's secret, by which services and operators authenticate."""
         return self.data.resolve() / "cluster-secret"
 
     @property

@@ -18,7 +18,7 @@ from quorumlog.certificates import create_authority, describe, issue, key_file, 
 
 _CLUSTER: Final = "local"
 _RENEWED_DAYS: Final = 30
-"""A certificate that expires in fewer days is renewed at the start (chosen by judgement)."""
+"""Remaining days below which a certificate is renewed at the start (chosen by judgement)."""
 
 
 class LocalCertificates:
@@ -33,7 +33,7 @@ class LocalCertificates:
         self.operator = self._kept("operator", "local")
 
     def settings(self, role: str, name: str, host: str) -> dict[str, str]:
-        """Returns the settings that name a service's certificate, after making it if needed."""
+        """Returns the settings that name a service's certificate, which is created if needed."""
         certificate = self._kept(role, name, host, "localhost")
         return {
             "TLS_CERT_FILE": str(certificate),
@@ -54,8 +54,8 @@ class LocalCertificates:
 def kept_certificate(
     authority: Path, into: Path, role: str, name: str, hosts: Collection[str]
 ) -> Path:
-    """Returns a process's certificate in the folder `into`. Issues one if there is none for these
-    hosts, and renews one that expires soon.
+    """Returns a process's certificate in the folder `into`. Issues a certificate if there is none
+    for these hosts, and renews it if it expires soon.
     """
     certificate = into / f"{role}-{name}.pem"
     is_there = key_file(certificate).exists() and certificate.exists()
@@ -68,7 +68,7 @@ def kept_certificate(
 
 
 def kept_secret(file: Path) -> str:
-    """Returns the secret in a file; if there is no file, makes one with a random secret.
+    """Returns the secret in a file, which is created with a random secret if needed.
 
     Only one process at a time may call this for the same file.
     """
@@ -84,7 +84,7 @@ _FOR_THE_GROUP: Final = 0o640
 
 
 def keep_credentials(folder: Path, cluster: str, processes: Iterable[str]) -> None:
-    """Makes the missing certificates of `processes` (`ROLE/NAME`), and the missing passwords."""
+    """Creates missing certificates of `processes` (`ROLE/NAME`), and missing passwords."""
     authority = folder / _AUTHORITY
     if not (authority / "ca.pem").exists():
         create_authority(authority, cluster)
@@ -92,7 +92,7 @@ def keep_credentials(folder: Path, cluster: str, processes: Iterable[str]) -> No
         role, _, name = process.partition("/")
         into = folder / role
         into.mkdir(mode=0o750, exist_ok=True)
-        # Health checks reach a process as localhost, from within its container.
+        # Health checks in a container connect to its process as localhost.
         hosts = (name, "localhost") if role in _LISTENING else ()
         certificate = kept_certificate(authority, into, role, name, hosts)
         if role == "monitor":
@@ -107,13 +107,13 @@ def _keep_passwords(folder: Path) -> None:
         file = folder / name / "password"
         kept_secret(file)
         file.chmod(_FOR_THE_GROUP)
-    # libpq's password file: a setting would be visible to all who can inspect the container.
+    # Use libpq's password file, since all who can inspect the container can see its settings.
     password = kept_secret(folder / "postgres" / "password")
     _keep(folder / "metadata" / "pgpass", f"*:*:*:*:{password}\n".encode(), 0o600)
 
 
 def _keep(file: Path, content: bytes, mode: int) -> None:
-    """Replaces a file atomically if its content differs: services may read it at any time."""
+    """Replaces a changed file atomically, because services may read it at any time."""
     if not file.exists() or file.read_bytes() != content:
         replace_file(file, content, mode)
 

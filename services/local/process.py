@@ -1,11 +1,12 @@
 """Starts and stops processes on one machine, and leases ports for them.
 
 A child must not outlive its parent, and must not inherit ignored signals (a CI may ignore SIGINT).
-A child has its own session, so that it does not get the parent's Ctrl-C: the cluster stops its
-processes in order.
+A child has its own session, so that Ctrl-C reaches only the parent, which stops its children in
+order.
 
-Ports come from 10000-19999. A process leases them by locks of a file, which end with the process. Ports that the kernel chooses (bind to 0, close, use later) are not safe: another process
-may get the port in between, or any outgoing connection may use it while its server restarts.
+Ports come from 10000-19999. A process leases ports by locks that end with the process. Ports chosen by the kernel (bind
+to 0, close, use later) are unsafe: another process may get the port meanwhile, or an outgoing connection while its
+server restarts.
 """
 
 import ctypes
@@ -43,13 +44,13 @@ _END: Final = 20_000
 
 
 class Become(Enum):
-    """The user as which a child runs. Some programs refuse root, or users without a name."""
+    """The user as which a child runs, since some programs refuse root, or users without a name."""
 
     SELF = "self"
     NOBODY = "nobody"
-    """Plain setuid to the user `nobody`, if `nobody` may read all files that the child needs."""
+    """setuid to the user `nobody`, if `nobody` may read all files that the child needs."""
     NOBODY_WITH_DAC_OVERRIDE = "nobody past permissions"
-    """setuid to `nobody` that keeps CAP_DAC_OVERRIDE, if a parent folder is closed (mode 0700)."""
+    """setuid to `nobody` with CAP_DAC_OVERRIDE, if a parent folder is closed (mode 0700)."""
     NAMESPACE = "nobody in a user namespace"
     """A user namespace in which this user is `nobody`, if setuid is not allowed, or if this user
     has no name, which initdb refuses (in containers with an arbitrary user id)."""
@@ -57,7 +58,7 @@ class Become(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run, and how it is stopped."""
+    """A program to run, with its environment, its user and the signals that stop it."""
 
     name: str
     argv: tuple[str, ...]
@@ -75,7 +76,7 @@ Process = subprocess.Popen[bytes]
 def start(program: Program, log: Path) -> Process:
     """Starts a program, and appends its output to the file `log`.
 
-    Call this from the main thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
+    Must be called in the main thread: the child gets `orphan_signal` when the calling thread ends.
     """
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -94,7 +95,7 @@ def in_child(
     become: Become, orphan_signal: signal.Signals, *, parent: int | None = None
 ) -> Callable[[], None]:
     """Returns a function to run in a child between fork and exec. `parent`: the id of the process
-    that forks, if not this one.
+    that forks; by default this one.
     """
     parent = parent or os.getpid()
     mask = set(signal.valid_signals())
@@ -110,7 +111,7 @@ def in_child(
 
 
 def die_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """Makes the kernel send a signal when the parent dies; more exactly, the thread that forked."""
+    """Makes the kernel send this process a signal when the thread that forked it ends."""
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0))
     if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
@@ -147,8 +148,8 @@ def _become(become: Become) -> None:
         case Become.NOBODY_WITH_DAC_OVERRIDE:
             _checked(_LIBC.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
             # Postgres checks its binaries by access(2), which ignores capabilities of users other
-            # than root unless this bit is set. Setting it fails without CAP_SETPCAP; then Postgres
-            # may run only if its binaries are readable for all.
+            # than root unless this bit is set. Without CAP_SETPCAP the bit can't be set, and
+            # Postgres runs only if its binaries are readable for all.
             _LIBC.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
             _set_user()
             kept = 1 << _CAP_DAC_OVERRIDE
@@ -182,7 +183,7 @@ _leased: set[int] = set()
 
 
 def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
-    """Leases `count` consecutive ports, on which no server listens, for the life of this process.
+    """Leases `count` consecutive unused ports until the end of this process.
 
     `avoid`: ports that are reserved for servers that do not listen yet.
     Raises: OSError if there are no such ports.
@@ -196,7 +197,7 @@ def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
             _leased.update(ports)
             if all(port not in avoid and is_free(port) for port in ports):
                 return [*ports]
-    raise OSError(errno.EADDRINUSE, f"no {count} free ports in {_FIRST}-{_END - 1}")
+    raise OSError(errno.EADDRINUSE, f"no {count} adjacent free ports in {_FIRST}-{_END - 1}")
 
 
 def is_free(port: int, host: str = "") -> bool:
@@ -213,7 +214,7 @@ def is_free(port: int, host: str = "") -> bool:
 
 
 def _lock(ports: range) -> bool:
-    """Locks the bytes of a file that stand for these ports, unless another process has locked one.
+    """Locks the bytes that represent these ports in a file, unless another process has locked one.
     The locks end with this process.
     """
     try:
@@ -225,7 +226,7 @@ def _lock(ports: range) -> bool:
 
 @cache
 def _lock_file() -> int:
-    """The descriptor of the file. It is never closed: a close would end all locks."""
+    """The descriptor of the file with the locks. Closing it would end all locks."""
     return os.open(_folder() / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
@@ -238,5 +239,5 @@ def _folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "another user made the folder of the locks", str(folder))
+        raise PermissionError(errno.EPERM, "the folder is another user's: remove it", str(folder))
     return folder

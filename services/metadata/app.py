@@ -1,4 +1,4 @@
-"""Builds the metadata service: its stores, its routes, its background work."""
+"""Builds the metadata service: its stores, routes and background work."""
 
 import asyncio
 import contextlib
@@ -39,18 +39,18 @@ ROUTES: Final = (*handlers.ROUTES, *operator_handlers.ROUTES)
 _WATCH_S: Final = 1.0
 _LEASE: Final = "transactions"
 _EXPIRED_AT_ONCE: Final = 100
-"""How many transactions one round of expiry aborts: each may have thousands of ledgers."""
+"""Maximum transactions that one round of expiry aborts. Each may have thousands of ledgers."""
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
 _LOCKED_RETRY_S: Final = 5.0
-"""The pause lets other processes use the table that the migration waits for."""
+"""Pause in which other processes can use the table that the migration waits for."""
 _MIGRATION_S: Final = 3600.0
-"""A migration may rewrite the largest table, or wait for another process's migration. With a
-shorter limit, the tables of a large cluster might never reach this version."""
+"""Time limit of a migration, which may rewrite the largest table, or wait for another process's
+migration. With a shorter limit, the migration of a large cluster's tables might never succeed."""
 
 
 def build(config: Config) -> web.Application:
-    """Build the application, which starts without its databases and serves once they answer."""
+    """Build the application, which starts without its databases and serves once they respond."""
     database = Database(
         with_password(config.postgres_dsn, config.postgres_password),
         connections_max=config.connections_max,
@@ -114,7 +114,7 @@ def build(config: Config) -> web.Application:
 
 
 async def _migrate_with_retries(database: Database, contract_through: int) -> None:
-    """Migrate the tables to this version as soon as the database answers."""
+    """Migrate the tables to this version as soon as the database responds."""
     while True:
         pause_s = _RETRY_S
         try:
@@ -131,13 +131,13 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database.reach.lost(error)
         except (TablesTooNew, KeyMissing) as error:
-            # An operator must act.
+            # Retry slowly, because an operator must act first.
             event = "key-missing" if isinstance(error, KeyMissing) else "database-is-newer"
             log.error(event, extra={"error": str(error)})  # noqa: TRY400
             pause_s = _NEWER_RETRY_S
         except Exception:
-            # If a connection is cut between two steps of a statement, asyncpg may raise an internal
-            # error. The service must retry after that error too.
+            # If a connection breaks between two steps of a statement, asyncpg may raise an internal
+            # error. The service must also retry after this error.
             log.exception("database-away")
         else:
             log.info(
@@ -150,14 +150,14 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
 
 
 async def _expire(parts: MetadataParts, every_s: float, holder: str) -> None:
-    """Abort expired transactions, trim the audit log and update the gauges, in an endless loop. The
-    next round retries what failed. `holder` names this process, also after a restart of the task.
+    """Abort expired transactions, trim the audit log and update the gauges, in an endless loop.
+    The next round retries failed steps. `holder` identifies this process.
     """
     while True:
         await asyncio.sleep(every_s)
         await parts.inquiry.is_over.wait()
         try:
-            # Only the lease's holder works, which just avoids duplicate work: row locks decide.
+            # The lease only avoids duplicate work. Safety rests on row locks.
             lease = await parts.leases.take(_LEASE, LeaseTake(holder=holder, ttl_s=3 * every_s))
             if lease.holder == holder:
                 if ended := await parts.transactions.expire(_EXPIRED_AT_ONCE):
@@ -169,12 +169,12 @@ async def _expire(parts: MetadataParts, every_s: float, holder: str) -> None:
 
 
 async def _watch_database(database: Database, parts: MetadataParts) -> None:
-    """Probe the database, to notice even without requests that it went back in time or returned."""
+    """Probe the database, to detect an outage or a loss of history even without requests."""
     while True:
         await asyncio.sleep(_WATCH_S)
         with contextlib.suppress(QuorumLogError):  # `ready` and the gauges report the error
             await database.probe()
-            # A rebuild by another process may have given an empty database the cluster's id.
+            # Read the id again, because another process's rebuild may have set it.
             database.memory.cluster_id = await parts.cookies.cluster_id()
             if database.key_ring.ids:
                 await parts.sealing.note_key()

@@ -1,7 +1,7 @@
 """Tokens of applied changes, each written in the transaction of its change.
 
-After a lost answer, a client finds out by the attempt's token whether its change was applied (rule
-6). The latest tokens are also witnesses: a database that lacks one went back in time (rule 18a).
+After a lost response, a client finds out by the attempt's token whether its change was applied (rule
+6). The latest tokens are also witnesses. A database that lacks a witness went back in time (rule 18a).
 """
 
 from typing import Final
@@ -12,10 +12,10 @@ from quorumlog.protocol.once import Once
 from services.metadata.database import Connection
 
 ACCEPTED: Final = "accepted as lost"
-"""Target of a lost change whose loss an operator accepted: only the change's token is stored."""
+"""Target of a lost change whose loss an operator accepted. Only the change's token is stored."""
 
 _ONCE: Final = "once "
-"""Prefix of the target of a client's request: a digest of the content and the result follow."""
+"""Prefix of a client request's target, before a digest of the content and the result."""
 
 _PLACING: Final = ("log ", "create log ", "transaction ")
 """Targets of changes that place ledgers in a log. A rebuild finds the tokens of such changes in
@@ -23,9 +23,9 @@ copies of the ledgers' rows, and stores them as changes of these ledgers (rule 1
 
 
 async def target_of(connection: Connection, attempt: str) -> str | None:
-    """The target of the change that used this token, or None."""
-    # The row lock is a write, so a transaction that answers by this token commits only after a
-    # synchronous standby has it. After its restart, a killed primary may show commits that no
+    """Return the target of the change that used this token, or None."""
+    # The row lock is a write, so a transaction that relies on this token commits only after a
+    # synchronous standby has the token. A killed and restarted primary may return commits that no
     # standby has.
     found: str | None = await connection.fetchval(
         "SELECT target FROM attempts WHERE attempt = $1 FOR KEY SHARE", attempt
@@ -36,8 +36,8 @@ async def target_of(connection: Connection, attempt: str) -> str | None:
 async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
     """Whether this attempt was applied. The caller holds the target's lock.
 
-    An attempt whose loss was accepted counts as not applied: a retry makes the change if legal. A
-    log's change also counts as not applied if a rebuild restored only a ledger's place
+    An attempt whose loss was accepted counts as not applied, so that a retry can make the change. A
+    log's change also counts as not applied if a rebuild restored only a ledger's place in the log
     (`_PLACING`). Raises: InvalidRequest if the token was used for another change.
     """
     found = await target_of(connection, attempt)
@@ -48,7 +48,7 @@ async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
 
 
 async def try_record(connection: Connection, attempt: str, target: str) -> bool:
-    """Record that the current transaction applies this attempt. Returns False if another one did.
+    """Record that this transaction applies the attempt. Returns False if another one applied it.
 
     Waits for the end of a concurrent transaction that records the same attempt.
     """
@@ -71,18 +71,18 @@ async def record_attempt(connection: Connection, attempt: str, target: str) -> N
 
 
 async def found_once(connection: Connection, once: Once | None) -> str | None:
-    """The result of the first copy of a client's request. Returns None if no copy was carried out,
-    or if `once` is None. The caller holds a lock that all copies of the request take, or relies on
+    """Return the result of the first copy of a client's request, or None if no copy was carried out
+    or `once` is None. The caller must hold a lock that all copies of the request take, or use
     `try_once` to detect concurrent copies.
 
-    Raises: InvalidRequest if the first copy had another content.
+    Raises: InvalidRequest if the first copy had a different content.
     """
     found = None if once is None else await target_of(connection, once.token)
     if once is None or found in (None, ACCEPTED):
         return None
     content, _, left = found.removeprefix(_ONCE).partition(" ")
     if content != once.content:
-        pointer, detail = "/header/Idempotency-Key", "was used for another request"
+        pointer, detail = "/header/Idempotency-Key", "was used for another request: send a new key"
         errors = [{"pointer": pointer, "detail": detail}]
         raise InvalidRequest(f"{pointer}: {detail}", errors=errors)
     return left
@@ -90,8 +90,8 @@ async def found_once(connection: Connection, once: Once | None) -> str | None:
 
 async def try_once(connection: Connection, once: Once | None, left: object = "") -> bool:
     """Record that this transaction carries out a client's request, with the result `left`. Waits
-    for a concurrent copy of the request, and returns False if that copy was carried out. If `once`
-    is None, nothing is recorded.
+    for a concurrent copy of the request, and returns False if this copy was carried out. Without
+    `once`, no record is written.
     """
     if once is None:
         return True
@@ -99,10 +99,10 @@ async def try_once(connection: Connection, once: Once | None, left: object = "")
 
 
 async def record_change(connection: Connection, target: str) -> None:
-    """Record a change that has no attempt, so that its loss is detected (rule 18a)."""
+    """Record a change without an attempt, so that its loss can be detected (rule 18a)."""
     await record_attempt(connection, str(uuid4()), target)
 
 
 def used_otherwise(target: str | None) -> InvalidRequest:
     """The error for a token that was used for another change."""
-    return InvalidRequest(f"this attempt was used for another change ({target})")
+    return InvalidRequest(f"the attempt's token was used for another change ({target})")

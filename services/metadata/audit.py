@@ -1,6 +1,6 @@
 """Stores audited requests with their changes (docs/adr/0022-audit-log.md). The first transaction
-that changes something for a request also writes the request's row, so that neither exists without
-the other.
+that changes data for a request also writes the request's row. Thus the audit log has a row for each
+request with changes, and for no other request.
 """
 
 from contextvars import ContextVar
@@ -18,12 +18,12 @@ FOR_CLIENTS: Final = web.AppKey("for_clients", frozenset[str])
 """Operations (method and path) audited under the identity of the client that caused them."""
 
 _LOCK: Final = 0x71756F74
-"""The number of an advisory lock, which nothing else that uses this database locks."""
+"""The number of an advisory lock, which no other code uses in this database."""
 _INSERT: Final = (
-    # Rows are committed in the order of their numbers, so that a reader of later rows misses none.
+    # The lock makes rows commit in the order of their numbers, so that readers by number miss none.
     "INSERT INTO audit (id, who, remote, operation, target, via)"
     f" SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::text FROM pg_advisory_xact_lock({_LOCK})"
-    # Later transactions of the request must use no number: trimming counts rows by their numbers.
+    # Later transactions of the request must not use up numbers, by which trimming counts rows.
     " WHERE NOT EXISTS (SELECT FROM audit WHERE id = $1::uuid) ON CONFLICT (id) DO NOTHING"
 )
 
@@ -31,19 +31,19 @@ _INSERT: Final = (
 _ASKED: Final[ContextVar[tuple[AuditedRequest | audit.Audited, str] | None]] = ContextVar(
     "asked", default=None
 )
-"""The audited request of the current context, and the service that forwarded it ("": none)."""
+"""The current context's audited request, and the service that forwarded it ("" if none did)."""
 
 
 @web.middleware
 async def keeps_audited(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: remember an audited request, so that its first transaction stores it."""
+    """Middleware that remembers an audited request for the request's first transaction."""
     _ASKED.set(_asked_by(request))
     return await handler(request)
 
 
 async def keep(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-    """Store the audited request, if any, for which this transaction changed something. Call it
-    last: other audited requests wait for the end of the transaction. A repeat does nothing.
+    """Store the audited request, if any, for which this transaction changed data. Idempotent. Call
+    this function last, because other audited requests then wait for the end of the transaction.
     """
     if (asked := _ASKED.get()) is None:
         return

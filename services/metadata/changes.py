@@ -1,8 +1,7 @@
 """Committed changes of ledgers and logs: one LISTEN per process, one bounded queue per follower.
 
-A follower first gets `hello`, or `gap` if it had to wait for the database. Later, a `gap` announces
-missed changes. Invariant: a queue that overflows is emptied, and gets one `gap` in place of its
-content.
+A follower first gets `hello`, or `gap` if the follower had to wait for the database. Later, a `gap`
+announces missed changes. Invariant: an overflowing queue is emptied, and gets one `gap` instead.
 """
 
 import asyncio
@@ -22,18 +21,18 @@ CHANNEL: Final = "ledger_changes"
 _QUEUE_MAX: Final = 10_000
 _RETRY_S: Final = 0.5
 _PROBE_S: Final = 2.0
-"""Interval of probes on the listening connection, whose peer may be dead without an error."""
+"""Interval of probes on the listening connection, which may break without an error."""
 
 
 class ChangeHub:
-    """Sends the database's notifications of changes to all followers."""
+    """Passes the database's notifications of changes on to all followers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._followers: set[asyncio.Queue[Change]] = set()
         self._listening = asyncio.Event()
         self.is_over = False
-        """Whether all streams must end, since the process shuts down."""
+        """Whether all streams must end because the process is shutting down."""
 
     @property
     def follower_count(self) -> int:
@@ -50,13 +49,13 @@ class ChangeHub:
             await asyncio.sleep(_RETRY_S)
 
     async def end(self) -> None:
-        """End every stream, because the process shuts down."""
+        """End every stream, because the process is shutting down."""
         self.is_over = True
         self._broadcast(Change(kind="heartbeat"))
 
     @contextlib.asynccontextmanager
     async def follow(self) -> AsyncIterator[asyncio.Queue[Change]]:
-        """A queue of changes that begins with `hello`, or with `gap` after a wait."""
+        """Yield a queue of changes that begins with `hello`, or with `gap` after a wait."""
         queue: asyncio.Queue[Change] = asyncio.Queue(_QUEUE_MAX)
         self._followers.add(queue)
         if self._listening.is_set():
@@ -74,7 +73,7 @@ class ChangeHub:
             await connection.add_listener(CHANNEL, self._on_notification)
             self._listening.set()
             log.info("listening", extra={"channel": CHANNEL})
-            # While the hub did not listen, followers may have missed changes.
+            # Followers may have missed changes while the hub was not listening.
             self._broadcast(Change(kind="gap"))
             while not lost.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -91,7 +90,7 @@ class ChangeHub:
         try:
             change = received(Change, str(payload))
         except Exception:
-            # Some row changed, and it is unknown which one. On a `gap`, followers read again.
+            # It is unknown which row changed. After a `gap`, followers read all rows again.
             log.exception("notification-unknown")
             change = Change(kind="gap")
         self._broadcast(change)
@@ -106,7 +105,7 @@ class ChangeHub:
 
 
 async def _probe(connection: Connection) -> None:
-    """Terminate the connection unless it answers in time."""
+    """Terminate the connection unless Postgres responds in time."""
     watchdog = asyncio.get_running_loop().call_later(_PROBE_S, connection.terminate)
     try:
         await connection.fetchval("SELECT 1")

@@ -1,4 +1,4 @@
-"""The metadata service's settings; nothing else reads the environment."""
+"""The metadata service's settings. No other module reads the environment."""
 
 from functools import cached_property
 from pathlib import Path
@@ -16,21 +16,21 @@ class Config(ServiceSettings):
     """The settings of the metadata service."""
 
     postgres_dsn: SecretStr
-    """the Postgres database of all metadata; add a standby after a comma: `db-1:5432,db-2:5432`"""
+    """the Postgres database of all metadata; standbys follow after commas: `db-1:5432,db-2:5432`"""
     postgres_password: SecretStr | None = None
-    """the password for Postgres, if `POSTGRES_DSN` has none"""
+    """the password for Postgres, if `POSTGRES_DSN` has no password"""
     redis_url: SecretStr
     """the Redis server for liveness, which may lose its data"""
     redis_password: SecretStr | None = None
-    """the password for Redis, if `REDIS_URL` has none"""
+    """the password for Redis, if `REDIS_URL` has no password"""
     redis_prefix: str = Field(default="quorumlog", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    """prefix of all keys in Redis; clusters that share a Redis server need different prefixes"""
+    """prefix of all keys in Redis, which must be unique for each cluster on a Redis server"""
     connections_max: int = Field(default=10, ge=1, le=200)
-    """maximum number of connections to Postgres; more connections than its cores add no speed"""
+    """maximum number of connections to Postgres; more than Postgres has cores add no speed"""
     database_deadline_s: float = Field(default=1.8, gt=0, le=60)
     """time limit of work on Postgres, so that clients get metadata-unavailable within 2 s"""
     redis_deadline_s: float = Field(default=0.5, gt=0, le=60)
-    """time limit of a query to Redis, whose answers are only advice"""
+    """time limit of a query to Redis, whose data is only a hint"""
     change_heartbeat_s: float = Field(default=5.0, gt=0, le=60)
     """interval of heartbeats on a quiet stream of changes"""
     expiry_every_s: float = Field(default=5.0, gt=0, le=1000)

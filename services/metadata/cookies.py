@@ -1,4 +1,4 @@
-"""Cookies, which identify a bookie's data (rules 15 and 15b), and change by compare-and-swap."""
+"""Cookies, which identify a bookie's data and change by compare-and-swap (rules 15 and 15b)."""
 
 from collections.abc import Collection
 from typing import Final
@@ -49,14 +49,14 @@ REPAIRS_COUNT: Final = "SELECT count(*) FROM repairs WHERE split_part(member, '@
 
 
 class StillNamed(VersionConflict):
-    """A bookie can't be decommissioned while it lives, or while a ledger or a repair names it."""
+    """A live bookie, or a bookie that a ledger or a repair references, can't be decommissioned."""
 
     status = 409
     title = "The bookie is still needed"
 
 
 class CookieStore(RowStore):
-    """The cookies' rows, and the cluster's id, which each cookie contains."""
+    """The store of the cookies' rows, and of the cluster's id, which each cookie contains."""
 
     @proven
     async def cluster_id(self, connection: Connection) -> str:
@@ -78,10 +78,10 @@ class CookieStore(RowStore):
 
     @transactional
     async def put(self, connection: Connection, name: str, request: CookiePut) -> CookieRow:
-        """Register a bookie, if the request has no version, or else compare-and-swap its cookie.
+        """Register a bookie, or compare-and-swap its cookie if the request has a version.
 
         Raises: VersionConflict (with `current`), InvalidRequest; IncarnationUsed (with `named`) if
-        a ledger or a repair names the incarnation of a new directory, or a later one.
+        a ledger or a repair references the incarnation of a new directory, or a later incarnation.
         """
         await lock_name(connection, name)
         record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
@@ -91,7 +91,7 @@ class CookieStore(RowStore):
             return old
         if (None if old is None else old.version) != request.version:
             raise VersionConflict(
-                f"the cookie of {name} "
+                f"the cookie of bookie {name} "
                 + ("does not exist" if old is None else f"has version {old.version}"),
                 bookie=name,
                 current=None if old is None else old.model_dump(mode="json"),
@@ -108,7 +108,7 @@ class CookieStore(RowStore):
             " VALUES ($1, 1, $2::text::jsonb, now())"
             " ON CONFLICT (name) DO UPDATE SET cookie = excluded.cookie,"
             " version = c.version + 1, changed_at = now(), retired_at = NULL,"
-            # Another instance is another directory, with another log.
+            # A new instance is a new directory with a new log.
             " log_end = CASE WHEN $3 THEN 0 ELSE c.log_end END,"
             " born_at = CASE WHEN $3 THEN now() ELSE c.born_at END"
             f" RETURNING {_ROW}",
@@ -124,8 +124,8 @@ class CookieStore(RowStore):
 
     @transactional
     async def note_log_end(self, connection: Connection, name: str, request: LogEnd) -> CookieRow:
-        """Store how far a bookie's log is on disk, as its registered process reports. The value
-        never decreases. The cookie's version stays: the report conflicts with no other change.
+        """Store up to which position a bookie's log is on disk, as the registered process reports. The
+        value never decreases. The cookie's version is unchanged, so the report causes no conflicts.
 
         Raises: VersionConflict (with `current`), NoSuchBookie.
         """
@@ -139,7 +139,7 @@ class CookieStore(RowStore):
         registered = await _get(connection, name)
         if registered.cookie.process != request.process:
             raise VersionConflict(
-                f"another process is registered as {name}",
+                f"another process is registered as bookie {name}",
                 bookie=name,
                 current=registered.model_dump(mode="json"),
             )
@@ -147,19 +147,19 @@ class CookieStore(RowStore):
 
     @listing
     async def uses(self, connection: Connection, name: str, *, limit: int) -> BookieUses:
-        """The ledgers and repairs that name a bookie in any incarnation. Raises: NoSuchBookie."""
+        """The ledgers and repairs that reference a bookie. Raises: NoSuchBookie."""
         await _get(connection, name)
         return await _uses(connection, name, limit)
 
     @transactional
     async def retire(self, connection: Connection, name: str, *, version: int) -> None:
-        """Decommission a bookie that no ledger and no repair names; idempotent. The bookie may
-        return as a later incarnation. `version`: the version of the dead bookie's cookie.
+        """Decommission a bookie that no ledger and no repair references. Idempotent. The bookie may
+        return as a later incarnation. `version` is the version of the dead bookie's cookie.
 
         Raises: StillNamed.
         """
-        # Count first without the lock: changes that name the bookie would wait while many ledgers
-        # are counted. If no ledger is left, the second count is quick.
+        # Count first without the lock, for which changes that add the bookie would have to wait. If
+        # no ledger is left, the second count is quick.
         await _check_unused(connection, name)
         await lock_name(connection, name)
         now = await connection.fetchrow(
@@ -168,10 +168,10 @@ class CookieStore(RowStore):
         if now is not None and now["retired_at"] is not None:
             return
         if now is None or now["version"] != version:
-            raise StillNamed(f"{name} was registered just now", bookie=name)
+            raise StillNamed(f"bookie {name} has just registered: stop it first", bookie=name)
         await _check_unused(connection, name)
         await connection.execute(
-            # No ledger names the bookie, so it may return with an empty directory.
+            # No ledger references the bookie, so the bookie may return with an empty directory.
             "UPDATE cookies SET retired_at = now(), version = version + 1,"
             " cookie = cookie || '{\"may_fix\": true}'"
             " WHERE name = $1",
@@ -190,11 +190,11 @@ def check_cookie(name: str, old: Cookie | None, new: Cookie, cluster_id: str) ->
         )
     if old is not None:
         if new.incarnation < old.incarnation:
-            problems.append(("/cookie/incarnation", "never goes back (rule 15)"))
+            problems.append(("/cookie/incarnation", "must not decrease (rule 15)"))
         if new.incarnation == old.incarnation and new.instance != old.instance:
-            problems.append(("/cookie/instance", "needs a higher incarnation (rule 15)"))
+            problems.append(("/cookie/instance", "requires a higher incarnation (rule 15)"))
         if new.instance == old.instance and new.boots < old.boots:
-            problems.append(("/cookie/boots", "never goes back (rule 15)"))
+            problems.append(("/cookie/boots", "must not decrease (rule 15)"))
     if problems:
         raise InvalidRequest(
             "; ".join(f"{pointer}: {detail}" for pointer, detail in problems),
@@ -206,7 +206,7 @@ def check_cookie(name: str, old: Cookie | None, new: Cookie, cluster_id: str) ->
 async def _get(connection: Connection, name: str) -> CookieRow:
     record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
     if record is None:
-        raise NoSuchBookie("no bookie of this name is registered", bookie=name)
+        raise NoSuchBookie(f"no bookie {name} is registered", bookie=name)
     return _row_of(record)
 
 
@@ -216,7 +216,7 @@ async def _cluster_id(connection: Connection) -> str:
 
 async def lock_name(connection: Connection, name: str) -> None:
     """Lock a bookie's registration until the transaction ends."""
-    # Lock the name, since the row may not exist. Changes that add the bookie to a ledger wait for
+    # Lock the name, because the row may not exist. Changes that add the bookie to a ledger wait for
     # this lock.
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
@@ -230,7 +230,7 @@ async def hold_members(
     transaction ends. Raises: StaleMember.
     """
     if members:
-        # Registrations wait for this lock, so phase one of limbo sees every row that names an older
+        # Registrations wait for this lock, so that phase one of limbo sees every row with an older
         # incarnation.
         records = await connection.fetch(_HELD, sorted(members))
         registered = {record["name"]: record["incarnation"] for record in records}
@@ -238,13 +238,13 @@ async def hold_members(
 
 
 async def _check_unused(connection: Connection, name: str) -> None:
-    """Raise StillNamed if a ledger or a repair names the bookie."""
+    """Raise StillNamed if a ledger or a repair references the bookie."""
     found = await _uses(connection, name, _USES_MAX)
     if found.ledgers or found.repairs:
         some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))
         raise StillNamed(
-            f"{found.ledgers} ledgers and {found.repairs} items of the repair queue name"
-            f" {name}; first ledgers: {some or 'none'}",
+            f"{found.ledgers} ledgers and {found.repairs} items of the repair queue reference"
+            f" bookie {name} (first ledgers: {some or 'none'}): retry when all are repaired",
             bookie=name,
             ledgers=found.ledgers,
             repairs=found.repairs,

@@ -1,8 +1,8 @@
-"""Connections to Postgres that never hang: every piece of work ends within one deadline.
+"""Connections to Postgres that never hang, because all work ends within a deadline.
 
 This module has its own pool. After a timeout, asyncpg's pool asks the server to cancel the
-statement, and waits for the answer, which hangs if the server hangs. This pool terminates the
-connection instead, and the outcome of the work is unknown.
+statement, and waits for the response, which may never arrive. This pool terminates the connection
+instead, and the outcome of the work is unknown.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _PRIMARY_ONLY: Final = SessionAttribute.primary
-"""Connect only to the primary of a DSN: a standby may lack acknowledged changes (rule 18)."""
+"""Connect only to the primary, because a standby may lack acknowledged changes (rule 18)."""
 _ROLLED_BACK: Final = "ERROR"
-"""Errors of this severity roll the transaction back. A FATAL error may end a session after the
+"""Severity of the errors that roll the transaction back. A FATAL error may end a session after the
 commit."""
 
 _LISTING_WAIT_S: Final = 1.0
-"""How long a listing waits for earlier ones. Chosen by judgement: a page takes 10 to 30 ms."""
+"""How long a listing waits for others (chosen by judgement). A page takes 10 to 30 ms."""
 
 _APPLICATION: Final = "quorumlog-metadata"
 
@@ -48,10 +48,10 @@ _WAITING: Final = (
     f" AND application_name = '{_APPLICATION}'"
     " AND xact_start < clock_timestamp() - make_interval(secs => $1::float8)"
 )
-"""Counts commits that metadata processes gave up, and that wait for a synchronous standby."""
+"""Counts abandoned commits of metadata processes that still wait for a synchronous standby."""
 
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
-"""Selects those of the given tokens that the database contains (rule 18a)."""
+"""Selects the given tokens that the database contains (rule 18a)."""
 
 SERVER: Final = "SELECT pg_postmaster_start_time()::text"
 """Reads the start time of the Postgres server, which identifies the server."""
@@ -61,7 +61,7 @@ _SETTINGS: Final = "SELECT name, setting FROM pg_settings WHERE name = ANY($1::t
 
 
 class SettingsDropped(ConnectionError):
-    """A pooler between this service and Postgres drops settings of the connection."""
+    """A pooler between this service and Postgres drops the connection's settings."""
 
 
 class Connection(_Connection):
@@ -71,7 +71,7 @@ class Connection(_Connection):
     settled: str | None = None
     """The attempt token that the current transaction wrote, if any."""
     counted: Counter[str]
-    """What the current transaction did, to be added to the metrics once it is committed."""
+    """The current transaction's counts, which are added to the metrics after the commit."""
     key_ring = KeyRing()
     clock = HeardClock()
 
@@ -91,7 +91,7 @@ _UNAVAILABLE: Final = (
     asyncpg.PostgresSystemError,
     asyncpg.InternalServerError,
     asyncpg.TargetServerAttributeNotMatched,
-    # A restore may drop tables and create them again while they are in use.
+    # A restore may drop and recreate tables that are in use.
     asyncpg.UndefinedTableError,
     asyncpg.UndefinedFunctionError,
     asyncpg.InvalidCachedStatementError,
@@ -100,15 +100,15 @@ _UNAVAILABLE: Final = (
     asyncpg.InvalidSQLStatementNameError,
     asyncpg.DuplicatePreparedStatementError,
 )
-"""Errors of a database that can't work now: shutting down, read-only, full, locked or gone."""
+"""Errors of an unavailable database: shutting down, read-only, full, locked or unreachable."""
 
 
 class Database:
-    """A pool of connections to Postgres, a server that may vanish and return at any time.
+    """A pool of connections to Postgres. The server may fail and return at any time.
 
     Invariants: there are at most `connections_max` connections, and listings use a tenth of them. A
-    failed connection is never reused. A transaction is committed, and a proof returned, only if it
-    saw every change that is known to be acknowledged (rule 18a).
+    failed connection is never reused. A transaction is committed, or a proof returned, only after
+    a check that the database has every change known to be acknowledged (rule 18a).
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Database:
         key_ring: KeyRing | None = None,
         clock_difference_s: float = CLOCK_DIFFERENCE_S,
     ) -> None:
-        """`key_ring` encrypts the keys of ledgers."""
+        """`key_ring` encrypts ledgers' keys."""
         self._dsns = dsn_of_each(dsn)
         self._deadline_s = deadline_s
         self.key_ring = key_ring or KeyRing()
@@ -128,26 +128,26 @@ class Database:
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
         self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
-        """Connections for listings, which read many rows. More connections would not list faster,
-        since this process builds one page at a time, and would delay all other work (measured)."""
+        """Connections for listings, which read many rows. With more connections, listings would not
+        be faster, since this process builds one page at a time, but other work slower (measured)."""
         self.reach = Reach(away="database-away", there="database-there", deadline_s=deadline_s)
         self.memory = Memory()
         self.is_open = False
-        """Whether the tables were migrated to this release. Until then no statement runs."""
+        """Whether the tables are migrated to this release. Before, no statement runs."""
         self.server = ""
-        """Start time of the server that was last connected to. A promoted standby has another start
-        time, as has a server that was restored from its write-ahead log."""
+        """Start time of the server of the latest connection. A promoted standby has another start
+        time, and so does a server that was restored from its write-ahead log."""
         self.waiting_commits = 0
-        """Given-up changes that waited on the server when last counted, plus those since."""
+        """Number of abandoned changes that may still wait on the server."""
         self.counted = Counter[str]()
-        """What committed transactions of this process did, for the metrics."""
+        """Counts of this process's committed transactions, for the metrics."""
         self.asked_about: str | None = None
-        """The `server` about which this process last asked the bookies; None if it never asked."""
+        """The `server` about which this process last queried the bookies; None at first."""
 
     @property
     def has_asked(self) -> bool:
-        """Whether this process has asked the bookies about the current server. Until then the
-        process changes and proves nothing: it could not notice lost changes (rule 18a).
+        """Whether this process has queried the bookies about the current server. Before, the process
+        must not change or prove rows, because it could not detect lost changes (rule 18a).
         """
         return self.asked_about == self.server
 
@@ -155,14 +155,14 @@ class Database:
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
     ) -> T:
         """Run `work` on a connection of the pool, outside a transaction. The wait for a connection
-        takes at most half the time: under overload, work that begins later would be cut off with
-        its connection.
+        takes at most half the time. If work began later under overload, it would exceed the
+        deadline and lose its connection.
 
-        Raises: MetadataUnavailable within the deadline, with the outcome `unknown` if the work had
-        begun, unless Postgres answered with an error.
+        Raises: MetadataUnavailable within the deadline. The outcome is `unknown` if the work has
+        begun, unless Postgres responds with an error.
         """
         if not self.is_open:
-            raise errors.MetadataUnavailable("the database was not reached yet")
+            raise errors.MetadataUnavailable("the service is still connecting to the database")
         now = asyncio.get_running_loop().time()
         if deadline is None:
             deadline = now + self._deadline_s
@@ -170,7 +170,7 @@ class Database:
             async with asyncio.timeout_at(now + (deadline - now) / 2):
                 await self._slots.acquire()
         except TimeoutError as error:
-            raise errors.MetadataUnavailable("every connection to the database is busy") from error
+            raise errors.MetadataUnavailable("all database connections are busy: retry") from error
         try:
             connection = await self._connection(deadline)
             result = await self._run_on(connection, work, deadline)
@@ -182,7 +182,7 @@ class Database:
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
     ) -> T:
         """Like `run`, but check the request's witnesses in the snapshot that `work` reads. A
-        deletion may rest on the answer, so no restore may come between check and read (rule 18a).
+        deletion may rest on the result, so no restore may come between check and read (rule 18a).
 
         Raises: MetadataUnavailable; DatabaseWentBack, only if the request presents witnesses.
         """
@@ -198,9 +198,9 @@ class Database:
         return await self.run(proven, deadline=deadline)
 
     async def list(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Like `read`, for listings, which share a tenth of the connections, at least one.
+        """Like `read`, for listings, which share a tenth of the connections, and at least one.
 
-        Raises: MetadataBusy if other listings use all of these connections, and what `read` raises.
+        Raises: MetadataBusy if other listings use all of these connections; the errors of `read`.
         """
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
@@ -208,7 +208,7 @@ class Database:
                 await self._listings.acquire()
         except TimeoutError as error:
             raise errors.MetadataBusy(
-                "all connections for listings, a tenth of CONNECTIONS_MAX, are in use: retry"
+                "all connections for listings (a tenth of CONNECTIONS_MAX) are in use: retry"
             ) from error
         try:
             return await self.read(work, deadline=deadline)
@@ -219,7 +219,7 @@ class Database:
         """Run `work` in one transaction, which is rolled back if `work` raises.
 
         Raises: MetadataUnavailable like `run`, and while earlier changes wait for a standby;
-        DatabaseWentBack, after which nothing was changed.
+        DatabaseWentBack, without a change.
         """
 
         async def transaction(connection: Connection) -> T:
@@ -231,12 +231,12 @@ class Database:
                     result = await work(connection)
                     if connection.settled is not None:
                         await keep_audited(connection)
-                    # Check last: the locks held now keep a restore from replacing the tables.
+                    # Check last, when the transaction's locks keep a restore from replacing tables.
                     seen = await self._check(connection)
             except errors.DatabaseWentBack:
                 raise
             except errors.QuorumLogError:
-                # Check before a refusal too, because a client acts on the version in the error.
+                # Also check before an error, because clients act on the version in the error.
                 await self._check(connection)
                 raise
             if connection.settled is not None:
@@ -252,12 +252,12 @@ class Database:
             raise
 
     async def _refuse_if_some_wait(self, connection: Connection) -> None:
-        """Raise MetadataUnavailable while a given-up change still waits on the server for its
-        synchronous standby: a new change would wait behind it.
+        """Raise MetadataUnavailable while an abandoned change still waits on the server for its
+        synchronous standby, because new changes would have to wait too.
 
         A waiting change keeps a connection of the server until the standby is back. Cancelling the
-        wait would commit the change without the standby: readers would act on what a failover loses
-        (rule 18a).
+        wait would commit the change without the standby. Readers would then act on a change that a
+        failover loses (rule 18a).
         """
         if not self.waiting_commits:
             return
@@ -269,11 +269,11 @@ class Database:
             )
 
     async def count_waiting(self, connection: Connection) -> None:
-        """Count the given-up changes that still wait on the server for a standby."""
+        """Count the abandoned changes that still wait on the server for a standby."""
         self.waiting_commits = await connection.fetchval(_WAITING, self._deadline_s)
 
     async def probe(self) -> None:
-        """Check that the database answers, accepts changes, and has all known acknowledged changes.
+        """Check that the database responds, accepts changes, and has all known acknowledged changes.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
@@ -282,10 +282,10 @@ class Database:
             await self.run(lambda connection: connection.fetchval("SHOW transaction_read_only"))
             == "on"
         ):
-            raise errors.MetadataUnavailable("the database is read-only")
+            raise errors.MetadataUnavailable("the database is read-only: make it accept changes")
 
     async def learn(self, presented: Presented) -> None:
-        """Check witnesses that no request presents, such as those that a bookie reports.
+        """Check witnesses that do not come from a request, such as a bookie's witnesses.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
@@ -296,10 +296,10 @@ class Database:
         had_asked = self.has_asked
         wanted = await self._compare(connection, PRESENTED.get())
         if missing := self.memory.missing:
-            raise self.memory.error(missing)  # another check found them missing meanwhile
-        # Require `had_asked` too: tokens that bookies reported since then were not compared.
+            raise self.memory.error(missing)  # a concurrent check has found missing tokens
+        # Also require `had_asked`, because tokens that bookies reported since were not compared.
         if not (had_asked and self.has_asked):
-            raise errors.MetadataUnavailable("the bookies are being asked about the database")
+            raise errors.MetadataUnavailable("the check of the database is still running: retry")
         return wanted
 
     async def _compare(self, connection: Connection, asked: Presented | None) -> set[str]:
@@ -312,14 +312,14 @@ class Database:
 
     def _return_witnesses(self, asked: Presented | None) -> None:
         witnesses = self.memory.witnesses
-        # Return all or none, because only all together stand for the presented witnesses.
+        # Return all or none, because only all witnesses together replace the presented witnesses.
         if asked is not None and len(witnesses) <= WITNESSES_MAX:
             asked.answer = witnesses
 
     async def connect(self, timeout_s: float | None = None, **settings: str) -> Connection:
         """Open a connection to the primary outside the pool. The caller closes the connection.
 
-        Raises: what asyncpg raises; SeveralPrimaries, SettingsDropped (ConnectionErrors).
+        Raises: asyncpg's errors; SeveralPrimaries, SettingsDropped (ConnectionErrors).
         """
         async with asyncio.timeout(self._deadline_s if timeout_s is None else timeout_s):
             if len(self._dsns) == 1:
@@ -329,19 +329,19 @@ class Database:
             )
 
     async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
-        # Below the deadline: a connection that is cut at the deadline leaves the outcome unknown.
+        # The limit is below the deadline, at which a terminated connection makes the outcome unknown.
         limit_ms = str(int(self._deadline_s * 750))
         lock_ms = str(int(self._deadline_s * 400))
         wanted = {
             "application_name": _APPLICATION,
-            # With another value, a crash of the database loses acknowledged changes (I4).
+            # With any other value, a crash of the database could lose acknowledged changes (I4).
             "synchronous_commit": "on",
-            # The stores rely on this isolation level, whatever the database's default is: after
-            # waiting for a lock, a statement sees what the lock's previous holder committed.
+            # The stores rely on this isolation level, whatever the database's default is. After a
+            # wait for a lock, a statement sees the changes that the lock's previous holder committed.
             "default_transaction_isolation": "read committed",
             "statement_timeout": limit_ms,
-            # statement_timeout does not apply to a COMMIT, which waits for the lock of an earlier
-            # COMMIT with a notification while the earlier one waits for a standby.
+            # statement_timeout does not apply to a COMMIT. A COMMIT may wait for the lock of an
+            # earlier COMMIT with a notification, which in turn waits for a standby.
             "lock_timeout": settings.get("statement_timeout", lock_ms),
             "idle_in_transaction_session_timeout": limit_ms,
         } | settings
@@ -355,8 +355,8 @@ class Database:
             await _check_settings(connection, wanted)
         except BaseException as error:
             if connection.is_closed() and isinstance(error, Exception):
-                # asyncpg raises AttributeError if a connection is cut between two steps.
-                raise ConnectionError("the connection was lost while it was checked") from error
+                # asyncpg raises AttributeError if a connection breaks between two steps.
+                raise ConnectionError("the connection to Postgres was lost") from error
             connection.terminate()
             raise
         connection.key_ring, connection.clock = self.key_ring, self.clock
@@ -364,7 +364,7 @@ class Database:
         return connection
 
     async def _has_history(self, connection: Connection) -> bool:
-        """Whether a server has every change that is known to be acknowledged (rule 18a)."""
+        """Whether a server has every change known to be acknowledged (rule 18a)."""
         wanted = {*self.memory.wanted, *self.memory.presented(PRESENTED.get())}
         return not wanted or len(await connection.fetch(CONTAINED, sorted(wanted))) == len(wanted)
 
@@ -383,7 +383,7 @@ class Database:
             connection = await self.connect(max(left_s, 0.01))
         except _UNAVAILABLE as error:
             self.reach.lost(error)
-            raise errors.MetadataUnavailable("the database can't be reached") from error
+            raise errors.MetadataUnavailable("the database is unreachable: retry") from error
         return connection
 
     async def _run_on(
@@ -404,14 +404,15 @@ class Database:
                 is_sound = True
                 raise
             self.reach.lost(error)
-            # Probably all connections are broken: close them, instead of losing a deadline on each.
+            # Probably all connections are broken. Close them, to avoid a timeout on each.
             await self.close()
             if isinstance(error, asyncpg.PostgresError) and error.severity_en == _ROLLED_BACK:
                 raise errors.MetadataUnavailable(
-                    f"the database can't do this now: {error}"
+                    f"the database rejected the statement: {error}"
                 ) from error
             raise errors.MetadataUnavailable(
-                "the database did not answer in time or went away", outcome=errors.UNKNOWN
+                "the database did not respond in time, or closed the connection",
+                outcome=errors.UNKNOWN,
             ) from error
         finally:
             watchdog.cancel()
@@ -422,26 +423,26 @@ class Database:
 
 
 async def _check_settings(connection: Connection, wanted: Mapping[str, str]) -> None:
-    """Raise SettingsDropped unless the connection has the settings that were asked for."""
+    """Raise SettingsDropped unless the connection has the requested settings."""
     found = {row["name"]: row["setting"] for row in await connection.fetch(_SETTINGS, list(wanted))}
     if dropped := sorted(name for name, value in wanted.items() if found.get(name) != value):
         raise SettingsDropped(
-            f"the connection to Postgres lacks {', '.join(dropped)}: a pooler in between drops them"
-            " (ignore_startup_parameters of PgBouncer). Connect to Postgres itself"
+            f"the connection to Postgres lacks the settings {', '.join(dropped)}, probably because of a"
+            " pooler (ignore_startup_parameters of PgBouncer): connect to Postgres directly"
         )
 
 
 async def ages_count(connection: Connection) -> bool:
-    """Whether rows may be deleted by age: False while Postgres' clock is doubted (rule 26c)."""
+    """Whether rows may be deleted by age. False while Postgres' clock may be wrong (rule 26c)."""
     now_ms = await connection.fetchval("SELECT (extract(epoch FROM now()) * 1000)::float8")
     return not connection.clock.hear(now_ms)
 
 
 @dataclass(eq=False)
 class RowStore:
-    """The base of the stores, which keep rows in the database.
+    """The base class of the stores, which keep rows in the database.
 
-    Each decorator below passes a connection to a store's method, by a method of `Database`.
+    Each decorator below wraps a store's method. A method of `Database` supplies the connection.
     """
 
     database: Database
@@ -449,9 +450,9 @@ class RowStore:
 
 S = TypeVar("S", bound=RowStore)
 Method = Callable[Concatenate[S, Connection, P], Awaitable[T]]
-"""A store's method as it is written, with a connection as its first parameter."""
+"""A store's method as defined, with a connection as first parameter."""
 ConnectedCall = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
-"""A store's method as it is called, without the connection."""
+"""A store's method as called, without the connection."""
 
 
 def _connected_by(name: str) -> Callable[[Method[S, P, T]], ConnectedCall[S, P, T]]:
@@ -468,20 +469,20 @@ def _connected_by(name: str) -> Callable[[Method[S, P, T]], ConnectedCall[S, P, 
 
 
 plain = _connected_by("run")
-"""For reads outside a transaction. No witness is checked (rule 18a), so nothing may be changed."""
+"""For reads outside a transaction. Must not change data, because no witness is checked (rule 18a)."""
 proven = _connected_by("read")
-"""For reads whose answer must come from a database with all of the request's witnesses."""
+"""For reads from a database that must have all of the request's witnesses."""
 listing = _connected_by("list")
-"""Like `proven`, on the connections that are reserved for listings."""
+"""Like `proven`, but on the connections for listings."""
 transactional = _connected_by("transact")
-"""For changes: the method runs in one transaction."""
+"""For changes. The method runs in one transaction."""
 
 
 def _is_connection_lost(connection: Connection, error: Exception) -> bool:
-    """Whether the connection failed, and not the work on it.
+    """Whether the connection failed, rather than the work.
 
-    If a connection is cut between two steps of a statement, asyncpg raises an internal error
-    (AttributeError). So a closed connection decides, not the error's class.
+    If a connection breaks between two steps of a statement, asyncpg raises an internal error
+    (AttributeError). Therefore the connection's state decides, not the error's class.
     """
     if isinstance(error, errors.QuorumLogError):
         return False

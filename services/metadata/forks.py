@@ -1,9 +1,9 @@
 """The ledgers that forks share with other logs, and names of deleted logs that forks reserve.
 
-A ledger of a log is deleted only in a transaction that sees no row that names the ledger: neither
-its own log's (the ledger is then in `unnamed_ledgers`) nor a fork's (`shared_ledgers`). There are
-no reference counts, which could drift (rule 27a). A transaction that shares or deletes a ledger
-locks the ledger's row before it reads: an earlier snapshot may lack a change committed just now.
+A log's ledger is deleted only in a transaction that sees no row with a reference to the ledger. The
+ledger's own log no longer references a ledger in `unnamed_ledgers`, and `shared_ledgers` has the
+references of forks. Reference counts could drift, so there are none (rule 27a). A transaction that
+shares or deletes a ledger first locks the ledger's row, because an earlier snapshot may be stale.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,8 +16,8 @@ from services.metadata.database import Connection
 from services.metadata.sql import ids_of
 
 NOT_SHARED: Final = "NOT EXISTS (SELECT FROM shared_ledgers s WHERE s.ledger_id = unnamed_ledgers.ledger_id OFFSET 0)"
-"""The condition that no fork names a ledger in `unnamed_ledgers`. OFFSET 0 makes Postgres check row
-by row with the index: a join would read both tables completely before a page's first row."""
+"""The condition that no fork references a ledger in `unnamed_ledgers`. OFFSET 0 makes Postgres check
+row by row with the index. A join would read both tables completely before a page's first row."""
 
 KEPT: Final = (
     "WITH RECURSIVE descendants AS (SELECT fork FROM forks WHERE source = $1"
@@ -32,18 +32,18 @@ KEPT: Final = (
 async def check_name_free(connection: Connection, name: str) -> None:
     """Raise LogDeleted if forks exist of a deleted log of this name."""
     if await connection.fetchval(KEPT, name):
-        raise LogDeleted(f"the log {name} is deleted, but forks of it exist", log=name)
+        raise LogDeleted(f"the deleted log {name} still has forks", log=name)
 
 
 async def note_source(connection: Connection, name: str, source: str | None) -> None:
-    """Record from which log a new log is forked (None: it is no fork)."""
+    """Record the source log of a new fork. None means that the new log is no fork."""
     await connection.execute("DELETE FROM forks WHERE fork = $1", name)
     if source is not None:
         await connection.execute("INSERT INTO forks (fork, source) VALUES ($1, $2)", name, source)
 
 
 async def forget_source(connection: Connection, name: str) -> None:
-    """Forget from which log a deleted log was forked, unless the deleted log has forks itself."""
+    """Remove the record of a deleted fork's source, unless the deleted log itself has forks."""
     await connection.execute(
         "DELETE FROM forks f WHERE f.fork = $1"
         " AND NOT EXISTS (SELECT FROM forks g WHERE g.source = $1)",
@@ -52,8 +52,8 @@ async def forget_source(connection: Connection, name: str) -> None:
 
 
 async def share(connection: Connection, fork: LogMetadata) -> LogMetadata:
-    """Record which ledgers a new fork shares with its source, whose locked row names the ledgers.
-    Returns the fork, without those indexes of keys that are lost (rule 27e).
+    """Record the ledgers that a new fork shares with its source, whose row is locked. Returns the
+    fork without lost indexes of keys (rule 27e).
 
     Raises: InvalidRequest if one of these ledgers is not CLOSED, or is deleted.
     """
@@ -67,7 +67,9 @@ async def share(connection: Connection, fork: LogMetadata) -> LogMetadata:
     gone = sorted({item.ledger_id for item in fork.shared} - {*closed})
     if gone:
         raise InvalidRequest(
-            f"ledger {gone[0]} is not CLOSED, or is deleted", log=fork.name, ledger_id=gone[0]
+            f"ledger {gone[0]} must be CLOSED, not open or deleted",
+            log=fork.name,
+            ledger_id=gone[0],
         )
     items = (
         i if i.index in {*closed, None, NO_KEYS} else replace(i, index=None) for i in fork.items
@@ -78,14 +80,14 @@ async def share(connection: Connection, fork: LogMetadata) -> LogMetadata:
 
 
 async def shared_among(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """The `ledgers` that forks name. Before a deletion, the caller locks the ledgers' rows."""
+    """The `ledgers` that forks reference. Before a deletion, the caller locks the ledgers' rows."""
     query = "SELECT DISTINCT ledger_id FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])"
     return {*await ids_of(connection, query, sorted(ledgers))}
 
 
 async def let_go(connection: Connection, fork: str, ledgers: Iterable[int]) -> None:
-    """Record that a fork, whose row is locked, no longer names these shared ledgers. The sweep
-    deletes ledgers that no log names any longer.
+    """Record that a fork, whose row is locked, no longer references these shared ledgers. The sweep
+    deletes ledgers that no log references any more.
     """
     await connection.execute(
         "DELETE FROM shared_ledgers WHERE log = $1 AND ledger_id = ANY($2::bigint[])",
@@ -95,7 +97,7 @@ async def let_go(connection: Connection, fork: str, ledgers: Iterable[int]) -> N
 
 
 async def write_shared(connection: Connection, fork: LogMetadata) -> None:
-    """Make `shared_ledgers` match the row of a new fork, or of a rebuilt one (rule 18d)."""
+    """Make `shared_ledgers` match the row of a new or rebuilt fork (rule 18d)."""
     wanted = sorted(ledgers_of(fork.shared))
     await connection.execute(
         "DELETE FROM shared_ledgers WHERE log = $1 AND ledger_id <> ALL($2::bigint[])",
@@ -111,7 +113,7 @@ async def write_shared(connection: Connection, fork: LogMetadata) -> None:
 
 
 async def forget_deleted(connection: Connection, ledgers: Collection[int]) -> None:
-    """Forget that forks name these ledgers, whose deletion is proven by bookies (rule 18d)."""
+    """Remove forks' references to ledgers whose deletion bookies have proven (rule 18d)."""
     await connection.execute(
         "DELETE FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(ledgers)
     )

@@ -61,7 +61,7 @@ from services.metadata.losses import HeldCopies, RowUnproven
 from services.metadata.transactions import TransactionStore
 
 _SECRET: Final = ("mac_key", "access_key")
-"""Fields of a row that bookies must not know: a bookie that knew them could forge entries (rule 30)."""
+"""Fields of a row that bookies must not get, because they would allow to forge entries (rule 30)."""
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 _AGE_S_MAX: Final = 10 * 365 * 24 * 3600
@@ -79,9 +79,9 @@ SERVICE_ID: Final = path_text("id", _SERVICE, "The id of the service's process."
 AFTER_LOG: Final = query_text("after", LOG_NAME, "Only logs after this name.")
 PREFIX: Final = query_text("prefix", LOG_NAME, "Only logs whose name begins with this prefix.")
 PLACED_IN: Final = query_text(
-    "log", LOG_NAME, "Only ledgers that had a place in a log of this name."
+    "log", LOG_NAME, "Only ledgers that were once part of a log of this name."
 )
-TOKEN: Final = path_text("token", ATTEMPT, "The name of a client's request.", str(UUID(int=0)))
+TOKEN: Final = path_text("token", ATTEMPT, "The id of a client's request.", str(UUID(int=0)))
 CONTENT: Final = query_text("content", "[0-9a-f]{32}", "A digest of the request's content.")
 OLDER_THAN_S: Final = query_integer(
     "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so many seconds.", 0
@@ -113,7 +113,7 @@ async def get_ledger(request: web.Request, given: Given) -> web.Response:
     is_audited_for_clients=True,
 )
 async def change_ledger(request: web.Request, given: Given) -> web.Response:
-    """Compare-and-swap a ledger's row; a repeat of an applied attempt succeeds."""
+    """Compare-and-swap a ledger's row. A repeat of an applied attempt succeeds."""
     parts, change = request.app[PARTS], await parsed(request, bodies.LedgerChange)
     check_changed(given, change.row, change.row.ledger_id == given[LEDGER_ID])
     try:
@@ -148,12 +148,12 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
 
 
 def _sees_keys(request: web.Request) -> bool:
-    """Whether the caller may see keys, to make or check authentication codes (rule 30)."""
+    """Whether the caller may get keys, to create or check authentication codes (rule 30)."""
     return caller_of(request).role in (None, Role.GATEWAY, Role.AUTORECOVERY)
 
 
 def _shown(request: web.Request, row: LedgerMetadata) -> LedgerMetadata:
-    """The row, without its keys if the caller may not see them."""
+    """Return the row, without keys unless the caller may get them."""
     return row if _sees_keys(request) else replace(row, mac_key=b"", access_key=b"")
 
 
@@ -161,7 +161,7 @@ def _shown(request: web.Request, row: LedgerMetadata) -> LedgerMetadata:
     "POST /v1/ledger-proofs", roles=BOOKIES, takes=bodies.LedgerProofsAsk, gives=bodies.LedgerProofs
 )
 async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
-    """Many ledgers' rows, from one snapshot of the primary, for a bookie's collector and limbo."""
+    """Return many ledgers' rows from one snapshot of the primary, for a bookie's garbage collector and limbo."""
     parts, asked = request.app[PARTS], await parsed(request, bodies.LedgerProofsAsk)
     check_name(request, asked.holder)
     proofs = await parts.ledgers.proofs(asked.holder, asked.ledgers)
@@ -216,19 +216,19 @@ def _check_cookie(request: web.Request, given: Given, body: bodies.CookiePut) ->
     check_name(request, name)
     check_url(request, body.cookie.url)
     if allowed and not any(fnmatchcase(name, pattern) for pattern in allowed):
-        raise CallerRefused(f"ALLOWED_BOOKIES of the metadata service does not list {name}")
+        raise CallerRefused(f"bookie {name} may not register: add it to ALLOWED_BOOKIES")
 
 
 @ROUTES.add(
     f"DELETE {_BOOKIE}/cookie", BOOKIE, roles=HEALERS | OPERATORS, status=204, is_audited=True
 )
 async def delete_cookie(request: web.Request, given: Given) -> web.Response:
-    """Decommission a dead bookie that no ledger and no repair names."""
+    """Decommission a dead bookie that no ledger and no repair references."""
     parts, name = request.app[PARTS], given[BOOKIE]
     row = await parts.cookies.get(name)
     found = await parts.liveness.bookies([row])
     if found.stale:
-        raise StillNamed("liveness is unknown now: Redis can't be reached", bookie=name)
+        raise StillNamed("liveness is unknown while Redis is away: retry later", bookie=name)
     if found.bookies[0].state != "lost":
         raise StillNamed(f"bookie {name} is alive: stop it first", bookie=name)
     await parts.cookies.retire(name, version=row.version)
@@ -242,12 +242,12 @@ def _check_bookie(request: web.Request, given: Given, alive: bodies.BookieHeartb
 
 
 def _check_service(request: web.Request, given: Given, alive: bodies.ServiceHeartbeat) -> None:
-    """Check that a heartbeat is of the caller's own kind and host. Raises: CallerRefused."""
+    """Check that a heartbeat matches the caller's kind and host. Raises: CallerRefused."""
     caller = caller_of(request)
     if caller.role not in (None, given[KIND]):
-        raise CallerRefused(f"a {caller.role} can't send heartbeats of a {given[KIND]}")
+        raise CallerRefused(f"a {caller.role} can't send the heartbeat of a {given[KIND]}")
     check_name(request, given[SERVICE_ID])
-    # A gateway's public URL may be that of a proxy, so an internal URL is checked instead.
+    # Check the internal URL, because a gateway's public URL may be a proxy's URL.
     check_url(request, alive.internal_url or alive.url)
 
 
@@ -288,7 +288,7 @@ ROUTES.serve(
     checks=_check_service,
 )
 
-# The routes of logs, transactions, and ledgers that no log names.
+# The routes of logs, transactions, and ledgers that no log references.
 
 
 @ROUTES.add("GET /v1/logs", LIMIT, AFTER_LOG, PREFIX, SHOWN, roles=GATEWAYS, gives=LogListBody)
@@ -313,7 +313,7 @@ async def list_logs(request: web.Request, given: Given) -> web.Response:
     is_audited_for_clients=True,
 )
 async def change_log(request: web.Request, given: Given) -> web.Response:
-    """Compare-and-swap a log's row; a repeat of an applied attempt succeeds."""
+    """Compare-and-swap a log's row. A repeat of an applied attempt succeeds."""
     change = await parsed(request, LogChange)
     check_changed(given, change.row, change.row.name == given[LOG])
     return answer(await request.app[PARTS].logs.change(change))

@@ -1,6 +1,6 @@
-"""The shared parts of the metadata service's routes: stores, parameters, bodies and answers.
+"""The shared parts of the metadata service's routes: stores, parameters, bodies and responses.
 
-Most operations are one call of a store's method, and need no handler (`StoreRoutes.serve`).
+Most operations only call one method of a store, and need no handler (`StoreRoutes.serve`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,7 +41,7 @@ from services.metadata.witnesses import WitnessStore
 
 
 class MetadataParts:
-    """The stores of one process, and the objects that query bookies and Redis, for handlers."""
+    """The stores of a process, and the objects that query bookies and Redis."""
 
     def __init__(self, config: Config, database: Database) -> None:
         self.config = config
@@ -76,12 +76,12 @@ BOOKIE: Final = parameters.path_text(
     "name", BOOKIE_NAME, "The bookie's name, without an incarnation.", "bookie-1"
 )
 LOG: Final = parameters.path_text("name", LOG_NAME, "The log.", "events")
-AFTER: Final = parameters.query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
+AFTER: Final = parameters.query_integer("after", 0, ID_MAX, "Only ledgers with ids above this id.")
 LIMIT: Final = parameters.query_integer(
     "limit", 1, 10_000, "Maximum number of rows in the page.", 100
 )
 SHOWN: Final = parameters.query_text(
-    "shown", SHOWN_PATTERN, "Only rows that these grants name; empty: none."
+    "shown", SHOWN_PATTERN, "Only rows that these grants allow. Empty: no rows."
 )
 IF_MATCH: Final = parameters.header_version("The version of the row in the body, in quotes.")
 
@@ -89,7 +89,7 @@ LINES: Final = "application/x-ndjson"
 
 
 Check = Callable[[web.Request, parameters.Given, Any], None]
-"""Rejects a body that does not suit its caller or path. Raises: CallerRefused, InvalidRequest."""
+"""Checks a body against the caller and the path. Raises: CallerRefused, InvalidRequest."""
 
 
 class StoreRoutes(Routes):
@@ -109,11 +109,11 @@ class StoreRoutes(Routes):
         """Add a route that calls a store's method (`does`). The method gets the path's parameters
         by position, the given query parameters by name, and the body as `request`.
 
-        The method's annotations are the types of body and answer. The first sentence of the
-        method's docstring is the operation's summary. `audited_as`: the operation's name in the
-        audit log; without a name it is not audited. `checks` may reject the body. With `creates`,
-        which makes the audit log's target from the body, the route answers 201. Raises: TypeError
-        if the method takes other arguments.
+        The method's annotations are the types of body and response. The first sentence of the
+        method's docstring is the operation's summary. `audited_as` is the operation's name in the
+        audit log. Without a name, the operation is not audited. `checks` may reject the body. With
+        `creates`, the route responds with 201, and `creates` derives the audit log's target from
+        the body. Raises: TypeError if the method takes other arguments.
         """
         hints = get_type_hints(does)
         takes, gives = hints.get("request"), hints["return"]
@@ -154,16 +154,16 @@ class StoreRoutes(Routes):
 
 
 async def parsed(request: web.Request, model: type[T]) -> T:
-    """The request's JSON body. Raises: what `bodies.read` raises, InvalidRequest,
+    """Parse the request's JSON body. Raises: the errors of `bodies.read`, InvalidRequest,
     UnsupportedMediaType.
     """
     if request.content_type not in {"application/json", "application/octet-stream"}:
-        raise UnsupportedMediaType("send application/json (curl: -H 'Content-Type: …')")
+        raise UnsupportedMediaType("Content-Type must be application/json: send this header")
     return bodies.parsed(await bodies.read(request), model)
 
 
 def answer(value: object, status: int = 200) -> web.Response:
-    """The response for a body, for a row (with its version as ETag), or for None (204)."""
+    """Create the response for a body, a row (with the version as ETag), or None (204)."""
     if value is None:
         return web.Response(status=204)
     headers = dict[str, str]()
@@ -175,15 +175,15 @@ def answer(value: object, status: int = 200) -> web.Response:
 def check_changed(
     given: parameters.Given, row: LedgerMetadata | LogMetadata, is_of_path: bool
 ) -> None:
-    """Check that path and `If-Match` name the row in the body. Raises: InvalidRequest."""
+    """Check that path and `If-Match` match the row in the body. Raises: InvalidRequest."""
     if not is_of_path:
-        raise InvalidRequest("the row in the body is not the one that the path names")
+        raise InvalidRequest("/row: the id must be the same as in the path")
     if given[IF_MATCH] not in {None, row.version}:
-        raise InvalidRequest("If-Match names another version than the row")
+        raise InvalidRequest("/header/If-Match: must be the same version as in the row")
 
 
 def page_answer(name: str, page: tuple[Sequence[bytes], int | str | None]) -> web.Response:
-    """The response for a page of rows, which are JSON already, and the `after` of the next page."""
+    """Create the response for a page of rows in JSON, with the `after` of the next page."""
     rows, following = page
     return web.Response(
         body=b'{"%b":[%b],"next":%b}' % (name.encode(), b",".join(rows), orjson.dumps(following)),

@@ -1,12 +1,11 @@
-"""Asks the bookies for three things: what they know of the database, before this process changes
-anything (rule 18a); their copies of one ledger's row; and all copies, for a rebuild (rule 18d).
+"""Requests to the bookies for witnesses, for the copies of a ledger's row, and for all copies.
 
-A process that starts has no memory. If the database went back meanwhile, the process would expire a
-committed transaction, or assign the id of a ledger that bookies hold. Bookies keep witnesses on
-disk, and know the ids of their ledgers.
+Before a process changes the database, it collects the bookies' witnesses and ledger ids (rule 18a).
+Otherwise a new process could not detect that the database went back in time. It would then expire a
+committed transaction, or assign the id of an existing ledger. A rebuild reads all copies (rule 18d).
 
-Any bookie may be a member of a ledger by a row that the database lacks, so all bookies are asked
-for copies. The bookies fence the ledger first: then no entry is acknowledged by a lost row.
+Any bookie may be a member of a ledger by a row that the database lacks, so requests for copies go to
+all bookies. The bookies first fence the ledger, so that no entry is acknowledged by a lost row.
 """
 
 import asyncio
@@ -43,26 +42,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ASK_S: Final = 2.0
-"""Time limit for one bookie, chosen by judgement: silent bookies delay a start by this time."""
+"""Time limit for one bookie (chosen by judgement). Silent bookies delay a start by this time."""
 _COPIES_S: Final = 1.5
-"""Time limit for one bookie's copies, while a client waits 3 s for its change."""
+"""Time limit for one bookie's copies. Meanwhile a client waits up to 3 s for its change."""
 _LOST: Final = "SELECT lost_bookies FROM cluster"
 _FENCED: Final = (Status.OK, Status.WRONG_KEY)
-"""Answers to a fence that exclude adds; WRONG_KEY means another ledger of the id (rule 17)."""
+"""Responses to a fence that rule out adds. WRONG_KEY: the bookie has another ledger (rule 17)."""
 _RETRY_S: Final = 0.5
 _AGAIN_S: Final = 1.0
 _WAIT_S: Final = 60.0
-"""How long the expiry of transactions waits for silent bookies, which may start after this process.
-Chosen by judgement: a late expiry does no harm."""
+"""How long the expiry of transactions waits for silent bookies, which may start after this process
+(chosen by judgement). A late expiry does no harm."""
 _PAGE_S: Final = 10.0
-"""Time limit of one page of rows, chosen by judgement."""
+"""Time limit of one page of rows (chosen by judgement)."""
 _TRIES: Final = 3
 _PAGE: Final = 2000
-"""Maximum number of ledgers per page; the bookie also limits the page's bytes."""
+"""Maximum number of ledgers per page. The bookie also limits the page's bytes."""
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
-"""Disables aiohttp's own timers, which continue while this process stands still."""
+"""Disables aiohttp's own timers, which continue while this process is suspended."""
 
-# Two processes may run this at once: if an id is assigned twice, bookies reject one by its key.
+# Two processes may run this query at once. If an id is assigned twice, bookies reject one by its key.
 _SKIP_IDS: Final = (
     "SELECT setval('ledger_ids', $1) FROM ledger_ids"
     " WHERE last_value < $1 OR (last_value = $1 AND NOT is_called)"
@@ -71,18 +70,18 @@ _SKIP_IDS: Final = (
 
 @dataclass(eq=False)
 class Inquiry:
-    """Asks all bookies, on behalf of one metadata process."""
+    """Sends one metadata process's requests to all bookies."""
 
     _database: Database
     _cookies: CookieStore
     _liveness: Liveness
     _credentials: Credentials = ANONYMOUS
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while all registered bookies have answered about the current server, or the wait for them
+    """Set once all registered bookies have responded about the current server, or the wait for them
     is over. Expiry waits for this event."""
 
     async def run(self) -> None:
-        """Ask as soon as the database answers, and again about each server that takes over. After
+        """Query the bookies as soon as the database responds, and again after each failover. After
         each round this process may change the database.
         """
         while True:
@@ -105,7 +104,7 @@ class Inquiry:
             return
         self._database.asked_about = server
         if silent:
-            # Changes don't wait for silent bookies, which wait for this service after a power cut.
+            # Changes don't wait for silent bookies. After a power cut, bookies wait for this service.
             log.warning("bookies-silent", extra={"bookies": silent})
             await self._wait_for_silent()
         self.is_over.set()
@@ -128,8 +127,8 @@ class Inquiry:
         return None
 
     async def ask(self) -> list[str]:
-        """Learn what all bookies know, and skip the ids of ledgers that they hold. Returns the
-        registered bookies that did not answer, or do not know their highest ledger yet.
+        """Collect the witnesses of all bookies, and skip the ids of their ledgers. Returns the
+        registered bookies that did not respond, or that can't report their highest ledger yet.
 
         Raises: MetadataUnavailable.
         """
@@ -149,15 +148,15 @@ class Inquiry:
         return [name for name in registered if known.get(name) is None]
 
     async def copies(self, row: LedgerMetadata) -> Sequence[HeldCopies]:
-        """Fence the ledger at all bookies, and return the copies of its row that they hold.
+        """Fence a ledger at all bookies, and return their copies of the ledger's row.
 
-        Raises: NotEnoughBookies while the silent bookies may have confirmed entries by a later row.
+        Raises: NotEnoughBookies while silent bookies may have confirmed entries by a later row.
         """
         registered, urls = await self.places()
         async with service_session(self._credentials) as session:
             asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
             reported = [each for each in await asyncio.gather(*asked) if each is not None]
-        # Bookies that an operator declared lost never return.
+        # Bookies that an operator declared lost will never return.
         lost = frozenset(await self._database.run(lambda connection: connection.fetchval(_LOST)))
         directories = await self._database.run(
             lambda connection: registered_of(connection, "cookies WHERE retired_at IS NULL")
@@ -168,18 +167,18 @@ class Inquiry:
         bookies = Bookies(fenced, silent, directories, given_up=lost)
         if bookies.may_hide_later(row):
             raise errors.NotEnoughBookies(
-                "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"
-                f" lost their data ({shown(sorted(bookies.lost_of(row)))}): start them, or, if what they held is gone, name"
-                " them as lost (`quorumlog cluster accept --lost`)",
+                "these bookies may have a later row of the ledger, but do not respond or lost their data:"
+                f" {shown(sorted(bookies.lost_of(row)))}. Start the bookies, or declare them lost if their data is gone"
+                " (`quorumlog cluster accept --lost`)",
                 ledger_id=row.ledger_id,
             )
         return [held for held, _ in reported]
 
     async def places(self) -> tuple[list[str], list[tuple[str, str]]]:
-        """The registered names; names and URLs of known bookies. Raises: MetadataUnavailable."""
+        """Return registered names, and names and URLs of known bookies. Raises: MetadataUnavailable."""
         cookies = await self._cookies.list()
         urls = {(row.name, row.cookie.url) for row in cookies if row.cookie.url}
-        # Cookies of a database that went back may be missing, or have old URLs.
+        # A database that went back in time may lack cookies, or have cookies with old URLs.
         urls.update((await self._liveness.bookie_urls()).items())
         return [row.name for row in cookies], sorted(urls)
 
@@ -192,13 +191,13 @@ class Inquiry:
             )
 
     async def _skip_ids(self, highest: int) -> None:
-        """Assign only ids above `highest`. No witness is checked: a gap in the ids does no harm."""
+        """Assign only ids above `highest` from now on. A gap in the ids does no harm."""
         if highest > 0:
             await self._database.run(lambda connection: connection.execute(_SKIP_IDS, highest))
 
 
 async def _reported_in_time(name: str, url: str, limit_s: float, asking: Awaitable[T]) -> T | None:
-    """Wait for a bookie's answer. Returns None if the bookie is silent or answers with an error."""
+    """Wait for a bookie's response. Returns None if the bookie is silent or returns an error."""
     try:
         async with awake_timeout(limit_s):
             return await asking
@@ -216,7 +215,7 @@ async def _get(session: aiohttp.ClientSession, url: str, name: str, gives: type[
 async def _witnesses_of(
     session: aiohttp.ClientSession, name: str, url: str, cluster_id: str
 ) -> BookieWitnesses | None:
-    """A bookie's knowledge of the database; None if it is silent, or another bookie answers."""
+    """Return a bookie's witnesses, or None if the bookie is silent or another bookie responds."""
     asking = _get(session, f"{url}/v1/witnesses", name, BookieWitnesses)
     answer = await _reported_in_time(name, url, _ASK_S, asking)
     if answer is not None and (answer.bookie, answer.cluster_id) != (name, cluster_id):
@@ -228,9 +227,9 @@ async def _witnesses_of(
 async def _copies_of(
     session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
 ) -> tuple[HeldCopies, int | None] | None:
-    """Ask a bookie to fence the ledger, and return its copies, or None if it is silent or another
-    bookie answers. The second value is the bookie's incarnation, if it accepts no further add and
-    reported all copies that it ever acknowledged, else None.
+    """Fence the ledger at a bookie, and return the bookie's copies of the row. Returns None if the
+    bookie is silent or another bookie responds. The second value is the bookie's incarnation if the
+    bookie accepts no further adds and has reported all copies that it acknowledged, else None.
     """
 
     async def fenced() -> tuple[HeldCopies, int | None] | None:
@@ -254,7 +253,7 @@ async def _copies_of(
 async def _fence(
     session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
 ) -> object:
-    """Fence the ledger at a bookie, and return the status. Raises: aiohttp's errors, ValueError."""
+    """Fence a ledger at a bookie, and return the status. Raises: aiohttp's errors, ValueError."""
     key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
     fence = f"{url}/ledgers/{row.ledger_id}/fence"
     async with session.post(fence, headers=key, ssl=ExpectedServer(Role.BOOKIE, name)) as answer:
@@ -262,16 +261,16 @@ async def _fence(
     return reported.get("status") if isinstance(reported, dict) else None
 
 
-# A rebuild reads what bookies hold, ledger by ledger (rule 18d).
+# A rebuild reads the bookies' copies of rows, ledger by ledger (rule 18d).
 
 
-class SourceAway(errors.Unavailable, title="A bookie stopped answering", travels=False):
-    """A bookie stopped answering. Written rows stay: run the rebuild again, with `after`."""
+class SourceAway(errors.Unavailable, title="A bookie stopped responding", travels=False):
+    """A bookie stopped responding. Run the rebuild again with `after`. Written rows are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A bookie that answered, and its first page."""
+    """A bookie that responded, with its first page of rows."""
 
     url: str
     head: RowsPage
@@ -288,7 +287,7 @@ class Source:
 
 
 async def find_sources(session: aiohttp.ClientSession, urls: Iterable[str]) -> list[Source]:
-    """The bookies at these URLs, by name. Raises: InvalidRequest if two bookies share a name."""
+    """Find the bookies at these URLs, sorted by name. Raises: InvalidRequest for a shared name."""
     asked = sorted(set(urls))
     heads = await asyncio.gather(*(_head(session, url) for url in asked))
     sources = [
@@ -299,7 +298,7 @@ async def find_sources(session: aiohttp.ClientSession, urls: Iterable[str]) -> l
     sources.sort(key=lambda source: source.name)
     names = [source.name for source in sources]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise errors.InvalidRequest(f"two processes answer as bookie {min(twice)} (rule 15a)")
+        raise errors.InvalidRequest(f"two processes respond as bookie {min(twice)}: stop one")
     return sources
 
 
@@ -313,7 +312,7 @@ async def _head(session: aiohttp.ClientSession, url: str) -> RowsPage | None:
 async def merged(
     session: aiohttp.ClientSession, sources: Sequence[Source], after: int
 ) -> AsyncIterator[tuple[int, list[tuple[Source, HeldRows]]]]:
-    """Yields each ledger above `after` with what bookies hold of it, by id. Raises: SourceAway."""
+    """Yields each ledger above `after` with the bookies' copies, by id. Raises: SourceAway."""
     streams = [aiter(_ledgers(session, source, after)) for source in sources]
     heads = [await anext(stream, None) for stream in streams]
     while found := [head.ledger_id for head in heads if head is not None]:
@@ -333,7 +332,8 @@ async def _ledgers(
     while following is not None:
         page = await _page(session, source.url, source.name, after=following, limit=_PAGE)
         if page.bookie != source.head.bookie:
-            raise SourceAway(f"{source.url} answers as {page.bookie} now", bookie=source.name)
+            detail = f"{source.url} now responds as {page.bookie}: run the rebuild again"
+            raise SourceAway(detail, bookie=source.name)
         for held in page.ledgers:
             yield held
         following = page.next
@@ -342,7 +342,7 @@ async def _ledgers(
 async def _page(
     session: aiohttp.ClientSession, url: str, name: str, *, after: int, limit: int
 ) -> RowsPage:
-    """Fetch a page of a bookie's rows. `name`: the bookie's name, or "" if it is not known yet."""
+    """Fetch a page of a bookie's rows. `name` is the bookie's name, or "" if still unknown."""
     expected = ExpectedServer(Role.BOOKIE, name)
     why: Exception | None = None
     for _ in range(_TRIES):
@@ -355,4 +355,4 @@ async def _page(
                 return received(RowsPage, await answer.read())
         except (aiohttp.ClientError, OSError, TimeoutError, ValidationError) as error:
             why = error
-    raise SourceAway(f"{url} does not return its rows: {why!r}")
+    raise SourceAway(f"the bookie at {url} did not return its rows: {why!r}")

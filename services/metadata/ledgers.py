@@ -1,8 +1,8 @@
 """Ledger rows in Postgres: create, read, compare-and-swap, delete, list.
 
 Each change is one transaction that writes the row, the attempt's token (rule 6), missed entries
-(rule 8) and the index of members. A trigger announces the change. The row is locked before the
-token is looked up, so that the second of two tries of one attempt finds the first one's token.
+(rule 8) and the index of members. A trigger announces the change. The transaction locks the row
+before it looks up the token, so that a concurrent retry of the attempt finds the token.
 """
 
 import hashlib
@@ -64,15 +64,15 @@ _CREATE: Final = "create ledger "
 
 @dataclass(frozen=True, slots=True)
 class LedgerFilter:
-    """Which ledgers to list; None matches all."""
+    """Conditions for the ledgers of a list. None matches all ledgers."""
 
     state: State | None = None
     bookie: str | None = None
-    """A member (`name@incarnation`), or a bookie's name in any incarnation."""
+    """A member (`name@incarnation`), or a bookie's name, for any incarnation."""
     log: str | None = None
     metadata: Mapping[str, str] | None = None
     shown: str | None = None
-    """The grants that limit which ledgers are listed (`wire/bodies.py`, SHOWN)."""
+    """The grants that limit the list (`wire/bodies.py`, SHOWN)."""
 
 
 class LedgerStore(RowStore):
@@ -87,11 +87,11 @@ class LedgerStore(RowStore):
     async def proofs(
         self, connection: Connection, holder: str, asked: Sequence[HeldBody]
     ) -> Sequence[LedgerProof]:
-        """Return the metadata of the ledgers that a bookie (`holder`) asks about, in the order of `asked`.
+        """Return the metadata of the ledgers that a bookie (`holder`) requests, in the order of `asked`.
 
-        For each ledger the bookie names the changes (`attempts`) by which it holds copies of the metadata. Where the
-        database lacks one of these changes, its own row may be older than the bookie's copy: the proof then names the
-        missing changes in place of the row, and the bookie must delete nothing (rule 18c).
+        For each ledger, the bookie reports the changes (`attempts`) by which it has copies of the metadata. If the
+        database lacks one of these changes, its row may be older than the bookie's copy. The proof then has the
+        missing changes instead of the row, and the bookie must not delete the ledger (rule 18c).
         """
         attempts = tuple(attempt for each in asked for attempt in each.attempts)
         held = HeldCopies(holder, attempts)
@@ -109,13 +109,13 @@ class LedgerStore(RowStore):
     @proven
     async def heads(self, connection: Connection, request: LedgerHeadsAsk) -> LedgerHeads:
         """The versions and writers of many ledgers, present or deleted, read from the primary."""
-        # Write handles and log owners may end because of this answer, so it must come from a
-        # database that has the caller's witnesses (rule 18a).
+        # Write handles and log owners may end because of the response. Therefore the database must
+        # have the caller's witnesses (rule 18a).
         records = await connection.fetch(_HEADS, sorted(set(request.ledgers)))
         return LedgerHeads(ledgers=tuple(value_of(LedgerHead, record) for record in records))
 
     async def create(self, request: LedgerCreateBody) -> LedgerMetadata:
-        """Create a ledger, or return the one that an earlier copy of the request created.
+        """Create a ledger, or return the ledger that an earlier copy of the request created.
 
         Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the ledger was deleted.
         """
@@ -124,7 +124,7 @@ class LedgerStore(RowStore):
             return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
             ledger_id = repeated.ledger_id
-            # A plain read would not do: a synchronous standby may lack the first try (`target_of`).
+            # Use no plain read, because a synchronous standby may lack the first copy (`target_of`).
             return await self.database.transact(
                 lambda connection: lock_ledger(connection, ledger_id)
             )
@@ -136,11 +136,11 @@ class LedgerStore(RowStore):
         request: LedgerChange,
         held: Sequence[HeldCopies] | None = None,
     ) -> LedgerMetadata:
-        """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the
-        ledger's rows that bookies hold; None if they were not asked.
+        """Compare-and-swap a ledger's row on `row.version`, and return the changed row. `held` has
+        the bookies' copies of the row; None if they were not requested.
 
         Raises: NoSuchLedger, VersionConflict and AlreadyDone (with `current`), InvalidRequest,
-        StaleMember; RowUnproven if bookies must be asked; CopyLost if a bookie has a lost version.
+        StaleMember; RowUnproven if copies must be requested; CopyLost if a bookie has a lost version.
         """
         row = request.row
         old = await lock_ledger(connection, row.ledger_id)
@@ -169,9 +169,9 @@ class LedgerStore(RowStore):
     async def delete(self, connection: Connection, ledger_id: int, request: RowDelete) -> None:
         """Replace a CLOSED ledger's row by a tombstone.
 
-        A ledger named by a log is deleted only with its log. A ledger that was created for a log
-        but is not named by it may be deleted while open, since its writer never wrote (rule 22).
-        Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest if the ledger is not
+        A ledger that a log references is deleted only with the log. A ledger that was created for a
+        log without becoming part of it may be deleted while open, since its writer never wrote (rule
+        22). Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest if the ledger is not
         CLOSED.
         """
         target = f"delete ledger {ledger_id}"
@@ -193,7 +193,7 @@ class LedgerStore(RowStore):
     async def naming(
         self, connection: Connection, bookie: str, *, after: int = -1, limit: int
     ) -> LedgerIds:
-        """Ids above `after` of the ledgers that name a bookie in any incarnation, ascending."""
+        """Ascending ids above `after` of the ledgers that reference a bookie in any incarnation."""
         return LedgerIds(ledgers=await ids_of(connection, NAMING, bookie, after, limit))
 
     @listing
@@ -233,7 +233,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
             " AND t.ledger_id > $1)"
             for tag in map(_tag, wanted.metadata.items())
         ]
-        # Different pairs may have equal hashes, so the page's rows are compared by their bodies.
+        # Different pairs may have equal hashes, so compare the bodies of the page's rows.
         text = orjson.dumps(dict(wanted.metadata)).decode()
         is_match = f"body -> 'custom' @> {value(text)}::text::jsonb"
     if wanted.bookie is not None:
@@ -259,7 +259,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
 
 
 def _json_of(connection: Connection, record: asyncpg.Record) -> bytes:
-    """A row as JSON, its keys decrypted. Raises: MetadataUnavailable if KEY_FILE lacks the key."""
+    """A row as JSON with decrypted keys. Raises: MetadataUnavailable if KEY_FILE lacks the key."""
     attempt, offset = (record["attempt"] or "").encode(), record["first_offset"]
     return b'{"ledger_id":%d,"attempt":"%b","first_offset":%b,"lineage":%b,%b' % (
         record["ledger_id"],
@@ -309,7 +309,7 @@ def check_row(current: changes.Row, changed: changes.Row) -> None:
 
 
 def check_deleted(current: changes.Row, request: RowDelete) -> None:
-    """Raise VersionConflict (with `current`) if a deletion names another row than `current`."""
+    """Raise VersionConflict (with `current`) if a deletion is for another version of the row."""
     if not changes.is_row(current, version=request.version, attempt=request.row_attempt):
         raise _conflict(current)
 
@@ -325,7 +325,7 @@ def _conflict(current: changes.Row) -> errors.VersionConflict:
 
 
 class _AlreadyCreated(Exception):
-    """Another try of this creation has created the ledger with this id."""
+    """Another attempt of this creation has created the ledger with this id."""
 
     def __init__(self, ledger_id: int) -> None:
         super().__init__(ledger_id)
@@ -337,7 +337,7 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerMe
     await hold_members(connection, changes.added_members(None, request.row))
     record = await _insert(connection, request)
     row = row_of(connection, record)
-    # If two tries run at the same time, the later one waits here for the end of the earlier one.
+    # If two copies of the request run concurrently, the later copy waits here for the earlier copy.
     if not await try_once(connection, request.once, row.ledger_id):
         await _raise_if_created(connection, request)
     if not await try_record(connection, request.attempt, f"{_CREATE}{row.ledger_id}"):
@@ -357,9 +357,9 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerMe
 async def _join_transaction(
     connection: Connection, row: LedgerMetadata, tags: Mapping[str, str]
 ) -> None:
-    """Add a new ledger to a transaction, which must be OPEN, and renew the transaction."""
+    """Add a new ledger to an OPEN transaction, and renew the transaction."""
     name = tags[TRANSACTION_TAG]
-    # The row lock keeps the transaction from ending before this ledger belongs to it.
+    # The row lock keeps the transaction from ending before the ledger is added.
     log = await connection.fetchval(
         "UPDATE transactions SET expires_at = now() + make_interval(secs => ttl_s)"
         " WHERE id = $1 AND state = 'OPEN' RETURNING log",
@@ -369,7 +369,7 @@ async def _join_transaction(
         state = await connection.fetchval("SELECT state FROM transactions WHERE id = $1", name)
         raise _ENDED_ERRORS.get(state, errors.NoSuchTransaction)(f"transaction {name}", log=row.log)
     if log != row.log:
-        raise errors.InvalidRequest(f"the transaction belongs to the log {log}")
+        raise errors.InvalidRequest(f"the transaction is for the log {log}, not {row.log}")
     await connection.execute(
         "INSERT INTO transaction_ledgers (ledger_id, transaction, partition, attempt)"
         " VALUES ($1, $2, $3::text::bigint, $4::text::bigint)",
@@ -408,7 +408,7 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
 
 
 async def _raise_if_created(connection: Connection, request: LedgerCreateBody) -> None:
-    """Raise _AlreadyCreated if an earlier try, or copy of the client's request, made a ledger."""
+    """Raise _AlreadyCreated if an earlier copy of the attempt or request created a ledger."""
     target = await target_of(connection, request.attempt)
     if target is not None:
         if not target.startswith(_CREATE):
@@ -434,8 +434,8 @@ async def read_ledger(connection: Connection, ledger_id: int, lock: str = "") ->
 
 async def write_row(connection: Connection, row: LedgerMetadata, attempt: str) -> LedgerMetadata:
     """Replace the locked row of the same version, by the change `attempt`. Returns the new row."""
-    # The condition on the version decides. The lock only saves useless work of transactions that
-    # lose a race.
+    # The condition on the version ensures safety. The lock only saves the useless work of
+    # transactions that lose a race.
     record = await connection.fetchrow(
         "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
         " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
@@ -449,9 +449,9 @@ async def write_row(connection: Connection, row: LedgerMetadata, attempt: str) -
 
 
 async def index_members(connection: Connection, rows: Mapping[int, LedgerMetadata]) -> None:
-    """Add the members that these rows (by ledger id) name to the index of members."""
-    # A repair's target is a member before its first copy (rule 20). The member that the target
-    # replaces stays a member until the target has a copy of the row (rule 20b).
+    """Add the members in these rows (by ledger id) to the index of members."""
+    # A repair's target is a member even before its first copy (rule 20). The replaced member stays a
+    # member until the target has a copy of the row (rule 20b).
     found = [
         (ledger_id, member) for ledger_id, row in rows.items() for member in sorted(row.all_members)
     ]
@@ -483,13 +483,13 @@ def _tag(pair: tuple[str, str]) -> bytes:
 async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
     """Replace a locked row by a tombstone.
 
-    No log can begin to name the ledger until the transaction ends, since naming needs the row's
-    lock. Raises: OwnedByLog if a log names the ledger.
+    No log can add the ledger before the transaction ends, because that requires the row's lock.
+    Raises: OwnedByLog if a log references the ledger.
     """
     if row.log is not None:
         if await shared_among(connection, [row.ledger_id]):
             raise errors.OwnedByLog(
-                "a fork names this ledger", ledger_id=row.ledger_id, log=row.log
+                "a fork references this ledger", ledger_id=row.ledger_id, log=row.log
             )
         released = await connection.fetchval(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = $1 RETURNING ledger_id", row.ledger_id
@@ -500,8 +500,8 @@ async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
 
 
 async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """Replace CLOSED rows, which their own log no longer names, by tombstones, except those of
-    ledgers that forks name. Returns the ids of the deleted ledgers.
+    """Replace the rows of CLOSED ledgers by tombstones, unless forks reference the ledgers. The
+    ledgers' own log no longer references them. Returns the ids of the deleted ledgers.
     """
     closed = {
         *await ids_of(
@@ -511,7 +511,7 @@ async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> 
             sorted(ledgers),
         )
     }
-    # In a separate statement, because the locking one may have waited, and sees older rows.
+    # Use a separate statement, because the locking statement may have waited and sees older rows.
     deleted = closed - await shared_among(connection, closed)
     await bury(connection, sorted(deleted))
     return deleted

@@ -1,9 +1,9 @@
-"""Liveness: heartbeats in Redis with a time to live. Liveness is only advice (I31): no decision
-rests on it.
+"""Liveness: heartbeats in Redis with a time to live. Liveness is only a hint, on which no safety
+decision rests (I31).
 
 A heartbeat that this process received counts for its time to live, even if Redis loses it. While
-Redis is away or refuses writes, the last known list stays valid and is marked as stale. Heartbeats
-still succeed, since the bookie did nothing wrong.
+Redis is unavailable or refuses writes, the last known list stays valid and is marked as stale.
+Heartbeats still succeed, since the bookie is not at fault.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 
 _REMEMBERED_MAX: Final = 10_000
-"""How many heartbeats a process keeps for outages of Redis; the oldest ones are dropped first."""
+"""Maximum heartbeats that a process keeps for outages of Redis. The oldest are dropped first."""
 _CONNECTIONS_MAX: Final = 16
 _SINCE_MS: Final = 10 * 365 * 24 * 3600 * 1000
-"""Time to live of the key whose age shows for how long Redis has recorded liveness. The age is this
-value minus the time that the key still has to live."""
+"""Time to live of a key that is as old as Redis' records of liveness. The key's age is this value
+minus the remaining time to live."""
 _CHECK_RETRY_S: Final = 1.0
 
 
@@ -54,23 +54,23 @@ class _Remembered:
 
     body: bytes
     until: float = 0.0
-    """When the heartbeat expires, by the event loop's clock; 0 unless this process recorded it."""
+    """Expiry by the event loop's clock; 0 unless this process recorded the heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The heartbeats that one query of Redis found."""
+    """The heartbeats that a query of Redis returned."""
 
     bodies: list[bytes | None]
     age_s: float | None
-    """For how long Redis has recorded liveness; None if it is unknown."""
+    """For how long Redis has recorded liveness. None if unknown."""
 
 
 class Liveness:
-    """Heartbeats of bookies and services. Invariant: no method raises because Redis is away."""
+    """Heartbeats of bookies and services. Invariant: no method raises if Redis is unavailable."""
 
     def __init__(self, url: str, *, prefix: str, deadline_s: float) -> None:
-        # Queries wait for a connection, since a bookie whose heartbeat failed would seem lost.
+        # Queries wait for a connection, because a bookie with a failed heartbeat would seem lost.
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=_CONNECTIONS_MAX,
@@ -84,11 +84,11 @@ class Liveness:
         self._deadline_s = deadline_s
         self._remembered: dict[str, _Remembered] = {}
         self._unbroken_since: float | None = None
-        """Since when (`awake`) all queries of Redis succeeded, and found this process's records."""
+        """Time (`awake`) since which all queries of Redis succeeded and lost no heartbeat."""
         self.reach = Reach(away="redis-away", there="redis-there", deadline_s=deadline_s)
 
     async def bookie_lives(self, name: str, request: BookieHeartbeat) -> HeartbeatTaken:
-        """Record a bookie's heartbeat; succeeds even while Redis is away."""
+        """Record a bookie's heartbeat. Succeeds even while Redis is unavailable."""
         urls = self._key("bookie-urls")
         return await self._record(
             self._bookie_key(name, request.process),
@@ -100,7 +100,7 @@ class Liveness:
     async def service_lives(
         self, kind: str, name: str, request: ServiceHeartbeat
     ) -> HeartbeatTaken:
-        """Record the heartbeat of any other service; succeeds even while Redis is away."""
+        """Record the heartbeat of any other service. Succeeds even while Redis is unavailable."""
         info = ServiceInfo(kind=kind, id=name, **request.model_dump(exclude={"ttl_s"}))
         return await self._record(
             self._key("service", kind, name),
@@ -110,8 +110,8 @@ class Liveness:
         )
 
     async def bookies(self, cookies: Sequence[CookieRow]) -> BookieList:
-        """Registered bookies with their liveness. A heartbeat of another incarnation or process
-        than the cookie's is ignored.
+        """Registered bookies with their liveness. Heartbeats of an incarnation or process other than
+        the cookie's are ignored.
         """
         keys = [self._bookie_key(cookie.name, cookie.cookie.process) for cookie in cookies]
         found = await self._query(lambda: self._look(keys), None)
@@ -125,7 +125,7 @@ class Liveness:
         )
 
     async def bookie_urls(self) -> dict[str, str]:
-        """The last known URL of each bookie, by name; empty while Redis is away."""
+        """The last known URL of each bookie, by name. Empty while Redis is unavailable."""
         index = self._key("bookie-urls")
         away: dict[bytes, bytes] = {}
         found = await self._query(lambda: _result(self._redis.hgetall(index)), away)
@@ -135,7 +135,7 @@ class Liveness:
         }
 
     async def forget_bookie(self, name: str) -> None:
-        """Forget the URL of a decommissioned bookie. Does nothing while Redis is away."""
+        """Forget the URL of a decommissioned bookie. No effect while Redis is unavailable."""
         index = self._key("bookie-urls")
         await self._query(lambda: _result(self._redis.hdel(index, name)), 0)
 
@@ -150,7 +150,7 @@ class Liveness:
         )
 
     async def check_commands(self) -> None:
-        """Wait until Redis answers, and log the commands that Redis refuses to this service."""
+        """Wait until Redis responds, and log the commands that Redis denies to this service."""
         key = self._key("check")
         commands = (
             ("SET", key, "", "PX", "1", "NX"), ("MGET", key), ("PTTL", key), ("INFO", "server"),
@@ -182,7 +182,7 @@ class Liveness:
         await self._redis.aclose()
 
     def _bookie_key(self, name: str, process: str) -> str:
-        # Two processes under one name must not overwrite each other's heartbeats (rule 15a).
+        # Two processes with the same name must not overwrite each other's heartbeats (rule 15a).
         return self._key("bookie", name, process) if process else self._key("bookie", name)
 
     def _key(self, *parts: str) -> str:
@@ -202,7 +202,7 @@ class Liveness:
         until = asyncio.get_running_loop().time() + ttl_s
         self._remember(key, _Remembered(body))
         is_recorded = await self._query(record, False)
-        # Set the time only now: before Redis has the heartbeat, a query can't count it as lost.
+        # Set the expiry only now, because a heartbeat that Redis never had can't count as lost.
         self._remember(key, _Remembered(body, until))
         return HeartbeatTaken(recorded=is_recorded)
 
@@ -213,7 +213,7 @@ class Liveness:
             self._remembered.pop(next(iter(self._remembered)))
 
     def _known(self, keys: Iterable[str]) -> list[bytes | None]:
-        """The heartbeats under these keys that this process remembers."""
+        """The heartbeats under these keys that this process keeps."""
         return [
             None if (known := self._remembered.get(key)) is None else known.body for key in keys
         ]
@@ -222,8 +222,8 @@ class Liveness:
         return [key for key in self._remembered if key.startswith(self._key("service", ""))]
 
     async def _look(self, keys: list[str]) -> _Look:
-        """Query the heartbeats under some keys. The query includes a write, because a missing
-        heartbeat proves nothing if Redis refuses writes. Raises: RedisError.
+        """Query the heartbeats under some keys. The query includes a write, because heartbeats are
+        missing without reason if Redis refuses writes. Raises: RedisError.
         """
         since = self._key("since")
         pipe: Any = self._redis.pipeline(transaction=False)
@@ -244,7 +244,7 @@ class Liveness:
         return _Look(self._merged(keys, bodies), age_s)
 
     def _merged(self, keys: Sequence[str], bodies: Iterable[bytes | None]) -> list[bytes | None]:
-        """The heartbeats in Redis, and those that Redis lost within their time to live."""
+        """Add the heartbeats that Redis lost within their time to live to the heartbeats in Redis."""
         now, merged = asyncio.get_running_loop().time(), list(bodies)
         for at, (key, body) in enumerate(zip(keys, merged, strict=True)):
             known = self._remembered.get(key)
@@ -268,7 +268,7 @@ class Liveness:
         return found
 
     def _age_s(self, found: _Look | None) -> float | None:
-        """How long Redis or this process recorded liveness without a gap; None: Redis is away."""
+        """For how long Redis or this process has recorded liveness. None if Redis is unavailable."""
         now = awake().time()
         if found is None:
             self._unbroken_since = None
@@ -285,8 +285,7 @@ class Liveness:
         except (RedisError, OSError, TimeoutError) as error:
             self.reach.lost(error)
             if isinstance(error, ReadOnlyError):
-                # After a failover the name may resolve to another server, but only for new
-                # connections.
+                # After a failover, only new connections use the new address of the server's name.
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
             return away
         self.reach.found()
@@ -308,13 +307,13 @@ def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
 
 
 def _is_refusal(answer: Any) -> bool:
-    """Whether Redis does not have a command, or does not allow it to this user."""
+    """Whether Redis does not have a command, or does not allow this user to run the command."""
     is_unknown = isinstance(answer, RedisError) and "unknown command" in str(answer).lower()
     return is_unknown or isinstance(answer, NoPermissionError)
 
 
 def _parsed(model: type[B], body: bytes | None) -> B | None:
-    """The body under a key; None if it is missing or unreadable, as Redis may be shared (I31)."""
+    """Parse the body under a key. None if missing, or unreadable, as in a shared Redis (I31)."""
     try:
         return None if body is None else received(model, body)
     except ValidationError:
@@ -323,5 +322,5 @@ def _parsed(model: type[B], body: bytes | None) -> B | None:
 
 
 async def _result(answer: Any) -> Any:
-    """Await an answer of redis-py, if it is awaitable: the types of redis-py leave that open."""
+    """Await a result of redis-py, which may or may not be awaitable by redis-py's types."""
     return await answer if inspect.isawaitable(answer) else answer

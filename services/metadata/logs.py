@@ -1,7 +1,7 @@
-"""Rows of logs: create, compare-and-swap, delete, list; and ledgers that no log names.
+"""Rows of logs: create, compare-and-swap, delete, list; and ledgers that no log references.
 
-A log and the ledgers that it begins to name are locked in one transaction, so that a ledger is
-never both named by a log and deleted as unnamed (rule 22). A fork names ledgers of other logs too (`forks.py`).
+One transaction locks a log and the ledgers that are added to the log, so that a ledger is never both part of a log
+and deleted as unnamed (rule 22). A fork also references ledgers of other logs (`forks.py`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,8 +48,8 @@ ROW: Final = (
     f"name, version, attempt::text AS attempt, body::text AS body, {sql.utc('created_at')},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
-"""`read_ms` is the time of the read by the database's clock. Ages of records are judged by this
-clock, and never by a gateway's (rule 26a)."""
+"""`read_ms` is the time of the read by the database's clock. The age of records is determined by
+this clock, and never by a gateway's clock (rule 26a)."""
 _OWNER: Final = "('logs/' || name) COLLATE \"C\""
 """The expression of the index `logs_by_owner`."""
 
@@ -73,7 +73,7 @@ class LogStore(RowStore):
         shown: str | None = None,
     ) -> tuple[list[bytes], str | None]:
         """One page of logs as JSON, sorted by name, and the `after` of the next page. The page has
-        the logs whose names begin with `prefix`, and that the grants in `shown` allow.
+        the logs with names that begin with `prefix`, as far as the grants in `shown` allow.
         """
         query, values = page_query(prefix, shown, after=after, limit=limit)
         records = await connection.fetch(query, *values)
@@ -83,7 +83,7 @@ class LogStore(RowStore):
 
     @proven
     async def shared(self, connection: Connection, request: SharedAsk) -> LedgerIds:
-        """The given ledgers that forks name, ascending, read from the primary."""
+        """The given ledgers that forks reference, ascending, read from the primary."""
         found = await forks.shared_among(connection, set(request.ledgers))
         return LedgerIds(ledgers=tuple(sorted(found)))
 
@@ -93,10 +93,10 @@ class LogStore(RowStore):
         return Done(done=await attempts.found_once(connection, Once(token, content)) is not None)
 
     async def create(self, request: LogCreateBody) -> LogMetadata:
-        """Create a log, or return the log that an earlier try of the same attempt created.
+        """Create a log, or return the log that an earlier copy of the request created.
 
         Raises: LogExists (with `current`), LogDeleted, InvalidRequest; NoSuchLog if the log was
-        deleted since the earlier try, or if the log to fork does not exist.
+        deleted since the earlier copy, or if the log to fork does not exist.
         """
         row, is_new = await self._create(request)
         if not is_new:
@@ -108,11 +108,11 @@ class LogStore(RowStore):
         self, connection: Connection, request: LogCreateBody
     ) -> tuple[LogMetadata, bool]:
         """Create the log unless the name is taken. Returns the log's row, and whether this attempt
-        created it. A client's request that finds an existing log is recorded too, so that a late
-        copy of it creates no log (rule 6a).
+        created the log. A client's request that finds an existing log is also recorded, so that a
+        late copy of the request creates no log (rule 6a).
         """
         row = request.row
-        # Insert the row first, so that the name is locked before anything is looked up.
+        # Insert the row first, to lock the name before any lookup.
         fresh = await connection.fetchval(
             "INSERT INTO logs (name, version) VALUES ($1, 1) ON CONFLICT DO NOTHING"
             " RETURNING version",
@@ -123,8 +123,8 @@ class LogStore(RowStore):
         )
         target = f"create log {row.name}"
         if await attempts.is_applied(connection, request.attempt, target):
-            # Exclude a later log of this name: `created_at` and `at` are equal only in one
-            # transaction.
+            # Exclude a later log of this name. `created_at` and `at` are equal only if the same
+            # transaction wrote both.
             is_it = await connection.fetchval(
                 "SELECT l.created_at = a.at FROM logs l, attempts a"
                 " WHERE l.name = $1 AND a.attempt = $2",
@@ -163,7 +163,7 @@ class LogStore(RowStore):
 
     @transactional
     async def change(self, connection: Connection, request: LogChange) -> LogMetadata:
-        """Compare-and-swap on `row.version`; returns the changed row.
+        """Compare-and-swap a log's row on `row.version`, and return the changed row.
 
         Raises: NoSuchLog, VersionConflict and AlreadyDone (with `current`), InvalidRequest.
         """
@@ -182,8 +182,8 @@ class LogStore(RowStore):
 
     @transactional
     async def delete(self, connection: Connection, name: str, request: RowDelete) -> None:
-        """Delete a log and free its name. The log's CLOSED ledgers are deleted with it, so that a
-        reader with the old row can't find them under a new log. Its other ledgers become unnamed.
+        """Delete a log and free its name. The log's CLOSED ledgers are deleted too, so that a reader
+        with the old row can't find them under a new log. The other ledgers become unnamed.
 
         Raises: NoSuchLog, VersionConflict (with `current`), LogProtected.
         """
@@ -195,7 +195,7 @@ class LogStore(RowStore):
                 return
             raise
         if await attempts.is_applied(connection, request.attempt, target):
-            return  # another log was created under this name since the first try
+            return  # another log with this name was created after the first copy of the request
         check_deleted(old, request)
         check_unprotected(old)
         await bury_log(connection, old)
@@ -211,8 +211,8 @@ class LogStore(RowStore):
         limit: int,
         log: str | None = None,
     ) -> LedgerIds:
-        """Ledgers with ids above `after` that no log has named for `older_than_s` seconds,
-        ascending. With `log`: only those that had a place in a log of this name.
+        """Ascending ids above `after` of ledgers that no log has referenced for `older_than_s`
+        seconds. With `log`, only ledgers that were once part of a log of this name.
         """
         if older_than_s and not await ages_count(connection):
             return LedgerIds(ledgers=())
@@ -222,23 +222,23 @@ class LogStore(RowStore):
 
     @transactional
     async def delete_orphan(self, connection: Connection, ledger_id: int) -> None:
-        """Delete a ledger that was created for a log and is not named by it.
+        """Delete a ledger that was created for a log, but that the log does not reference.
 
-        The ledger may be open, since writers append only to ledgers that a log names.
+        The ledger may be open, since writers append only to ledgers that a log references.
         Raises: NoSuchLedger, OwnedByLog; InvalidRequest if the ledger was not created for a log.
         """
         row = await lock_ledger(connection, ledger_id)
         if row.log is None:
-            raise InvalidRequest("this ledger was not made for a log", ledger_id=ledger_id)
+            raise InvalidRequest("the ledger was not created for a log", ledger_id=ledger_id)
         await leave_tombstone(connection, row)
         await attempts.record_change(connection, f"delete ledger {ledger_id}")
 
 
 async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[int] = ()) -> None:
-    """Delete a log, whose row is locked, with its ledgers, except those that forks name. `kept`:
-    ledgers that forks name, where a rebuild has not written the forks yet.
+    """Delete a log, whose row is locked, with its ledgers, except ledgers that forks reference.
+    `kept` has the ledgers of forks that a rebuild has not written yet.
     """
-    # A later log of this name must not inherit the transactions.
+    # Abort the transactions, which a later log of this name must not inherit.
     ended = await connection.fetch(
         "UPDATE transactions SET state = 'ABORTED', ended_at = now()"
         " WHERE log = $1 AND state = 'OPEN' RETURNING id",
@@ -247,7 +247,7 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     await release_unpublished(connection, [record["id"] for record in ended])
     await connection.execute("DELETE FROM app_versions WHERE log = $1", row.name)
     ledgers = {item.ledger_id for item in row.own}
-    # A reader with an older row may know the ledgers that others have replaced since (rule 27c).
+    # Readers with an older row may still reference ledgers that were replaced since (rule 27c).
     replaced = await sql.ids_of(connection, ORPHANS_OF_LOG, 0, -1, LOG_LEDGERS_MAX, row.name)
     latest = sorted({*ledgers, *replaced} - {*kept})[-DELETED_WITH_LOG_MAX:]
     deleted = await leave_tombstones(connection, latest)
@@ -267,31 +267,31 @@ _LOCKED: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND log = $2"
     " AND body IS NOT NULL ORDER BY ledger_id FOR NO KEY UPDATE"
 )
-"""Locks ledgers that a log names, or begins to name."""
+"""Locks ledgers that a log references or adds."""
 _CLAIMED: Final = (
     "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[]) RETURNING ledger_id"
 )
-"""Removes locked ledgers from `unnamed_ledgers`, as a log begins to name them (rule 22). Ledgers of
-a transaction are not in that table: only the transaction's commit publishes them (`_PUBLISHED`)."""
+"""Removes locked ledgers from `unnamed_ledgers` when a log adds them (rule 22). The table has no
+ledgers of transactions, which only the transaction's commit adds to the log (`_PUBLISHED`)."""
 _PUBLISHED: Final = (
     "SELECT ledger_id FROM transaction_ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND transaction = $2"
 )
-"""Selects the ledgers of a transaction that a log begins to name at the commit."""
+"""Selects the ledgers of a transaction that the commit adds to a log."""
 _CLOSED: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
 )
-"""Selects locked ledgers that may replace others (rule 27c), or be indexes (rule 27e)."""
+"""Selects locked ledgers that may replace others (rule 27c) or be indexes (rule 27e)."""
 _WHOLE: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
     " AND NOT coalesce((body ->> 'may_lack_entries')::boolean, false)"
 )
-"""Selects ledgers that a rewrite may replace: readers of others must learn of a loss."""
+"""Selects ledgers that a rewrite may replace. Readers of all others must learn of a loss."""
 _REPLACED: Final = (
     "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND lineage IS NOT NULL"
 )
-"""Selects which ledgers these have replaced. Their own logs no longer change that."""
+"""Selects the ledgers that the given ledgers have replaced. Own logs no longer change this."""
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     f" AND ledger_id > $2 AND {forks.NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
@@ -356,12 +356,12 @@ async def read_log(connection: Connection, name: str, lock: str = "") -> LogMeta
 
 
 async def _forked(connection: Connection, wanted: LogMetadata, fork: ForkBody) -> LogMetadata:
-    """Lock the source's row and make the row of a new fork. Raises: NoSuchLog, InvalidRequest."""
+    """Lock the source's row and create the row of a new fork. Raises: NoSuchLog, InvalidRequest."""
     source = await read_log(connection, fork.source, "FOR SHARE")
     source.check_created(fork.created_at)
     if fork.at < source.first_offset or not source.is_sealed_below(fork.at):
         raise InvalidRequest(
-            f"/fork/at: the log {fork.source} begins at {source.first_offset}, and has no sealed ledger up to {fork.at}",
+            f"/fork/at: the log {fork.source} begins at {source.first_offset} and has no sealed ledger up to {fork.at}",
             log=fork.source,
         )
     return await forks.share(connection, source.forked(wanted, fork.at))
@@ -376,9 +376,9 @@ async def change_row(
     published: Collection[int] = (),
     transaction: str = "",
 ) -> LogMetadata:
-    """Replace `old`, whose row is locked, by `new` of the same version; `attempt` names the change.
+    """Replace `old`, whose row is locked, by `new` of the same version, as the change `attempt`.
 
-    `published`: ledgers of `transaction` that the log begins to name. Raises: InvalidRequest.
+    `published` has the ledgers of `transaction` that the log adds. Raises: InvalidRequest.
     """
     rewritten = check_log(old, new)
     before, after = ledgers_of(old.items), ledgers_of(new.items)
@@ -412,19 +412,19 @@ async def change_row(
 async def _require_all(
     connection: Connection, name: str, query: str, ledgers: Iterable[int], *values: object
 ) -> None:
-    """Run a query for ledgers of a log. Raises: InvalidRequest unless it finds all of them."""
+    """Run a query for ledgers of a log. Raises: InvalidRequest unless the query finds all of them."""
     wanted = sorted(ledgers)
     found = await sql.ids_of(connection, query, wanted, *values) if wanted else ()
     if missing := sorted({*wanted} - {*found}):
         raise InvalidRequest(
-            f"ledger {missing[0]} does not exist, or was not made for this log",
+            f"ledger {missing[0]} does not exist, or was not created for this log",
             log=name,
             ledger_id=missing[0],
         )
 
 
 def _places_of(log: LogMetadata) -> set[tuple[int, int]]:
-    """Ids and first offsets of the log's own ledgers, as far as the first offsets are known."""
+    """Ids and first offsets of the log's own ledgers with known first offsets."""
     own = log.own
     return {(i.ledger_id, i.first_offset) for i in own if i.first_offset is not None}
 
@@ -432,8 +432,8 @@ def _places_of(log: LogMetadata) -> set[tuple[int, int]]:
 async def _replaced(
     connection: Connection, items: Sequence[LogItem]
 ) -> tuple[tuple[int, int], ...]:
-    """Ids and first offsets of the ledgers of these items, and of all that they have replaced.
-    Raises: InvalidRequest if these are too many.
+    """Ids and first offsets of these items' ledgers, and of all ledgers that they have replaced.
+    Raises: InvalidRequest if a ledger has replaced too many.
     """
     records = await connection.fetch(_REPLACED, [item.ledger_id for item in items])
     earlier = {record["ledger_id"]: orjson.loads(record["replaced"] or "[]") for record in records}
@@ -453,10 +453,10 @@ async def _place_ledgers(
     attempt: str,
     replaced: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType({}),
 ) -> None:
-    """Write the first offsets and lineages of locked ledgers, as the log's row (`log`) has them.
+    """Write the first offsets and lineages of locked ledgers from the log's row (`log`).
 
-    A CLOSED ledger's row gets a new version, since its members have copies of the row, and two
-    copies of one version must not differ (rule 18f). An open ledger's row keeps its version: the
+    A CLOSED ledger's row gets a new version, because members have copies of the row, and two copies
+    of one version must not differ (rule 18f). An open ledger's row keeps its version, because the
     writer sends the first copy, and appends, only after this change (rule 23).
     """
     if not places:
@@ -477,7 +477,7 @@ async def _place_ledgers(
 
 async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> None:
     await connection.execute(
-        # Select from `ledgers`, since a rebuilt log may name a ledger without a row (rule 18f).
+        # Select from `ledgers`, because a rebuilt log may have ledgers without a row (rule 18f).
         "INSERT INTO unnamed_ledgers (ledger_id) SELECT ledger_id FROM ledgers"
         " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id ON CONFLICT DO NOTHING",
         sorted(ledgers),
@@ -485,7 +485,7 @@ async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> No
 
 
 async def release_unpublished(connection: Connection, ids: Sequence[str]) -> None:
-    """Queue ended transactions' unpublished ledgers for immediate deletion, which fences them."""
+    """Queue ended transactions' unpublished ledgers for immediate deletion, which also fences them."""
     await connection.execute(
         "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
         " RETURNING ledger_id)"

@@ -1,13 +1,13 @@
 """Changes that the database lost, the ledgers that bookies therefore keep, and accepted losses.
 
-Before a bookie deletes a ledger, it asks for the ledger's row, and names the changes by which it
-holds copies of that row. If the database lacks one of these changes, the bookie keeps the ledger
-(rule 18c). A change counts as lacking even after an operator accepted its loss: the acceptance lets
-the cluster continue, but nothing that the lost changes named is deleted.
+Before a bookie deletes a ledger, it requests the ledger's row, and reports the changes by which it
+has copies of the row. If the database lacks one of these changes, the bookie keeps the ledger (rule
+18c). A change counts as lost even after an operator accepted its loss. The acceptance lets the
+cluster continue, but no ledger of the lost changes is deleted.
 
 The lost history may have changed the row of every ledger that is not CLOSED. An acceptance marks
-these ledgers as unproven. Bookies are asked for copies of the row before such a ledger ends or is
-recovered (rule 18d): a recovery by an older row would cut off later entries.
+these ledgers as unproven. Before an unproven ledger ends or is recovered, the service requests the
+bookies' copies of the row (rule 18d), because a recovery by an older row would lose later entries.
 """
 
 from collections.abc import Collection, Sequence
@@ -51,7 +51,7 @@ _UNPROVEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HeldCopies:
-    """The attempts that a bookie's copies of a ledger's row name."""
+    """The attempts of a bookie's copies of a ledger's row."""
 
     holder: str
     attempts: tuple[str, ...]
@@ -60,7 +60,7 @@ class HeldCopies:
 async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> Sequence[str]:
     """The changes of a bookie's copies that the database lacks, in the caller's snapshot.
 
-    Raises: DatabaseWentBack if a change is lacking, and no operator has accepted a loss yet.
+    Raises: DatabaseWentBack if a change is missing, and no operator has accepted a loss yet.
     """
     lost = await lacking(connection, held.attempts)
     if lost and not await connection.fetchval(
@@ -71,19 +71,19 @@ async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> S
 
 
 async def forget_holder(connection: Connection, holder: str) -> None:
-    """Forget which ledgers a bookie keeps. The bookie reports kept ledgers each round."""
+    """Delete the list of ledgers that a bookie keeps. The bookie reports kept ledgers each round."""
     await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
 
 
 async def lacking(connection: Connection, attempts: Sequence[str]) -> Sequence[str]:
-    """The changes that the database lacks. A change whose loss was accepted counts as lacking."""
+    """The changes that the database lacks, including changes whose loss was accepted."""
     records = await connection.fetch(_CONTAINED, attempts)
     targets = {record["attempt"]: record["target"] for record in records}
     return [attempt for attempt in attempts if targets.get(attempt, ACCEPTED) == ACCEPTED]
 
 
 class KeptStore(RowStore):
-    """The ledgers that bookies had to keep, for operators to read."""
+    """The store of the ledgers that bookies had to keep, for operators."""
 
     @transactional
     async def note(
@@ -95,7 +95,7 @@ class KeptStore(RowStore):
     @listing
     async def list(self, connection: Connection, *, after: int = -1, limit: int) -> KeptLedgers:
         """A page of kept ledgers with ids above `after`, ascending, and the count of all kept
-        ledgers. Bookies keep a ledger while they hold a version that the database lacks (rule 18c).
+        ledgers. Bookies keep a ledger while they have a version that the database lacks (rule 18c).
         """
         count = await connection.fetchval(f"SELECT count(*) FROM ({_KEPT}) AS kept")
         records = await connection.fetch(
@@ -108,7 +108,7 @@ class KeptStore(RowStore):
 
 
 class RowUnproven(Exception):
-    """Bookies may hold a later row of this ledger, and must be asked before the ledger ends."""
+    """Bookies may have a later row of the ledger, so their copies must be read before it ends."""
 
     def __init__(self, row: LedgerMetadata) -> None:
         super().__init__(row.ledger_id)
@@ -125,7 +125,7 @@ async def accept_tokens(connection: Connection, tokens: Collection[str]) -> None
 
 
 async def note_lost(connection: Connection, bookies: Collection[str]) -> None:
-    """Record that these bookies never return, so that no check waits for copies that they hold."""
+    """Record that these bookies never return, so that no check waits for their copies."""
     if not bookies:
         return
     async with connection.transaction():
@@ -139,9 +139,9 @@ async def check_end(
     new: LedgerMetadata,
     held: Sequence[HeldCopies] | None,
 ) -> None:
-    """Check that a locked ledger may leave OPEN or end. `held`: bookies' copies; None: not asked.
+    """Check that a locked ledger may leave OPEN or end. `held` has copies of the row, if requested.
 
-    Raises: RowUnproven if bookies must be asked; CopyLost if the database lacks a copy's change.
+    Raises: RowUnproven if copies must be requested; CopyLost if the database lacks a copy's change.
     """
     if old.state is State.CLOSED or new.state is State.OPEN:
         return
@@ -155,8 +155,8 @@ async def check_end(
     for copies in held:
         if lost := await lacking(connection, copies.attempts):
             raise CopyLost(
-                f"{copies.holder} holds a copy of a row of the ledger that the database lacks: run `quorumlog metadata"
-                " rebuild`, or accept that the ledger may lack entries (`quorumlog cluster accept --ledger"
+                f"bookie {copies.holder} has a version of the ledger's metadata that the database lacks: run `quorumlog"
+                " metadata rebuild`, or accept that the ledger may lack entries (`quorumlog cluster accept --ledger"
                 f" {old.ledger_id}`)",
                 ledger_id=old.ledger_id,
                 bookie=copies.holder,
@@ -166,7 +166,7 @@ async def check_end(
 
 
 async def prove(connection: Connection, ledger_id: int) -> bool:
-    """Record that the ledger is no longer unproven. Returns whether it was unproven before."""
+    """Mark a ledger as no longer unproven. Returns whether the ledger was unproven before."""
     deleted: int | None = await connection.fetchval(
         "DELETE FROM unproven_ledgers WHERE ledger_id = $1 RETURNING ledger_id", ledger_id
     )

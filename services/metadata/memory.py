@@ -2,9 +2,9 @@
 module does no IO.
 
 The database's history is linear. A change whose transaction saw some tokens was committed after
-them, so the change's token stands for them. A process therefore holds few tokens: those of
-concurrent changes, and those that callers presented since the last change. Counters are not
-compared, because a restored database catches up with every counter.
+these tokens, so the change's token replaces them. Therefore a process has only the tokens of
+concurrent changes, and the tokens that callers presented since the last change. Counters would not
+help, because a restored database catches up with every counter.
 """
 
 import logging
@@ -19,14 +19,13 @@ from quorumlog.wire.bodies import token_of, witness_of
 log = logging.getLogger(__name__)
 
 _MISSING_MAX: Final = 1000
-"""How many missing tokens are remembered. Chosen by judgement, since one missing token stops all
-changes. A further token stays with its holder: this process has it in `_held`, others present it
-again."""
+"""How many missing tokens are remembered (chosen by judgement). One missing token already stops all
+changes. This process keeps its other tokens in `_held`, and callers present their tokens again."""
 
 
 @dataclass(slots=True)
 class Presented:
-    """A request's witnesses, and those that its answer returns after the database's check."""
+    """A request's witnesses, and the witnesses that the response returns after the check."""
 
     witnesses: tuple[str, ...]
     holder: str
@@ -34,14 +33,14 @@ class Presented:
 
 
 PRESENTED: Final[ContextVar[Presented | None]] = ContextVar("presented", default=None)
-"""The witnesses of the request that is being handled; None in background work."""
+"""The witnesses of the current request. None in background work."""
 
 
 class Memory:
-    """The tokens that one process holds.
+    """The tokens that one process keeps.
 
-    Invariant: a token is dropped only when a change is committed whose transaction saw the token in
-    the database.
+    Invariant: a token is dropped only after the commit of a change whose transaction saw the token
+    in the database.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class Memory:
         """The id of the database's cluster. Witnesses of another cluster are rejected."""
         self._held: dict[str, None] = {}
         self.missing: dict[str, str] = {}
-        """Tokens that the database lacked when last checked, each with its holder."""
+        """Tokens that the database lacked at the last check, each with its holder."""
 
     @property
     def wanted(self) -> set[str]:
@@ -58,11 +57,11 @@ class Memory:
 
     @property
     def witnesses(self) -> tuple[str, ...]:
-        """Witnesses for clients to keep, which stand for all changes that this process knows."""
+        """Witnesses for clients to keep. They cover all changes that are known to this process."""
         return tuple(witness_of(self.cluster_id, token) for token in self._held)
 
     def note_committed(self, token: str, seen: Iterable[str]) -> None:
-        """Hold the token of a committed change, instead of the tokens that its transaction saw."""
+        """Store a committed change's token, and drop the tokens that its transaction saw."""
         for known in seen:
             self._held.pop(known, None)
         self._held[token] = None
@@ -76,16 +75,15 @@ class Memory:
             token = token_of(self.cluster_id, witness)
             if token is None:
                 raise DatabaseWentBack(
-                    f"the witness {witness} is damaged or of another cluster than this one"
+                    f"the witness {witness} is malformed, or of another cluster than this cluster"
                     f" ({self.cluster_id})"
                 )
             tokens.append(token)
         return tuple(tokens)
 
     def compare(self, wanted: Collection[str], found: Iterable[str], *, holder: str) -> None:
-        """Compare wanted tokens with those found, and remember missing ones; `holder`: the
-        presenter of tokens that this process does not hold. Raises: DatabaseWentBack if a token is
-        missing.
+        """Compare wanted tokens with found tokens, and remember missing tokens. `holder` presented
+        the tokens that this process does not keep. Raises: DatabaseWentBack if a token is missing.
         """
         there = set(found)
         lacking = sorted(set(wanted) - there)
@@ -106,11 +104,11 @@ class Memory:
             raise self.error(lacking)
 
     def error(self, lacking: Collection[str]) -> DatabaseWentBack:
-        """The error to raise because the database lacks these tokens."""
+        """Create the error for a database that lacks these tokens."""
         first = min(lacking)
         return DatabaseWentBack(
-            f"the database lacks {len(lacking)} changes that it had acknowledged, such as {first}"
-            f" (known to {self.missing.get(first, 'a caller')}). Nothing is changed or deleted"
-            " until the right database is back, or an operator accepts the loss: see the runbook",
+            f"the database lacks {len(lacking)} acknowledged changes, such as {first} (reported by"
+            f" {self.missing.get(first, 'a caller')}). All changes are refused until the right"
+            " database is back, or an operator accepts the loss: see the runbook",
             witnesses=[witness_of(self.cluster_id, token) for token in sorted(lacking)[:10]],
         )

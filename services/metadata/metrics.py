@@ -1,8 +1,8 @@
-"""The service's Prometheus metrics: of its requests, of its databases, and of the whole cluster.
+"""The service's Prometheus metrics of requests, databases, and the whole cluster.
 
 The cluster's gauges are updated periodically, not when scraped, so that scraping is cheap and never
-waits for a database. Every metadata service exports the same cluster gauges: use those of one
-service, or the maximum.
+waits for a database. Every metadata service exports the same cluster gauges, so use one service's
+gauges, or the maximum.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from services.metadata.http import MetadataParts
 
 _UPDATE_S: Final = 2.0
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
-"""Methods with a label of their own; clients could make up other methods without limit."""
+"""Methods with their own label. Clients could invent any number of other methods."""
 
 
 class MetadataMetrics(Collector):
@@ -39,7 +39,7 @@ class MetadataMetrics(Collector):
         self._queue = RepairSummary(ledgers=0, items=0, waiting=0, oldest_s=0.0)
         self._kept_ledgers = 0
         self._states: Counter[str] | None = None
-        """The number of bookies in each state; None until the first update."""
+        """The number of bookies in each state. None until the first update."""
         registry = app[METRICS]
         registry.register(self)
         self.requests = prometheus_client.Counter(
@@ -56,7 +56,7 @@ class MetadataMetrics(Collector):
         )
 
     async def run(self) -> None:
-        """Update the cluster's gauges for ever; they keep their values while a database is away."""
+        """Update the cluster's gauges in an endless loop. They keep their values during outages."""
         while True:
             with contextlib.suppress(QuorumLogError):
                 await self._update()
@@ -133,7 +133,7 @@ REQUEST_METRICS: Final = web.AppKey("request_metrics", MetadataMetrics)
 
 @web.middleware
 async def measures(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: count each request, and measure its duration."""
+    """Middleware that counts each request, and measures its duration."""
     began = asyncio.get_running_loop().time()
     response = await handler(request)
     metrics = request.app[REQUEST_METRICS]

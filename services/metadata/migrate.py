@@ -1,8 +1,8 @@
 """Migrations of the database's tables: numbered SQL files, each applied once. Also checks that
-KEY_FILE can decrypt all rows, and encrypts them again (docs/adr/0029-keys-at-rest.md).
+KEY_FILE can decrypt all rows, and encrypts rows again (docs/adr/0029-keys-at-rest.md).
 
-A migration expands (adds what older processes ignore) or contracts (removes what they may need), so
-that two releases can use the same tables during an upgrade (docs/guides/upgrades.md).
+An expanding migration only adds objects, which older processes ignore. A contracting migration removes objects that
+older processes may need. Thus two releases can share tables during an upgrade (docs/guides/upgrades.md).
 """
 
 import re
@@ -18,31 +18,31 @@ from services.metadata.database import Connection, RowStore, transactional
 
 _FOLDER: Final = Path(__file__).parent / "migrations"
 _FILE: Final = re.compile(r"(\d{4})_[a-z_]+(\.contract)?\.sql")
-_LOCK: Final = 0x71756F72  # nothing else that uses this database locks this number
+_LOCK: Final = 0x71756F72  # no other code uses this number in this database
 _TABLE_LOCK_MS: Final = 1000
-"""How long a migration waits for a table that is being read, for example by a dump. Later requests
-for the table wait behind the migration, so the limit is below their deadline."""
+"""How long a migration waits for a table that is being read, for example by a dump. Meanwhile other
+requests for the table wait too, so the limit is below their deadline."""
 
 _SEALED_AT_ONCE: Final = 500
-"""Rows per transaction, chosen by judgement: changes of these ledgers wait for the row locks."""
+"""Rows per transaction (chosen by judgement). Changes of these ledgers wait for the row locks."""
 
 
 class Kind(StrEnum):
-    """How a migration affects a process of an earlier release."""
+    """The effect of a migration on processes of an earlier release."""
 
     EXPAND = "expand"
     """An older process reads and writes as before."""
     CONTRACT = "contract"
-    """An older process may need what the migration removes."""
+    """An older process may need the objects that the migration removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """The files that a start applied, and those that wait, by name."""
+    """The names of the migrations that a start applied, and of waiting migrations."""
 
     applied: tuple[str, ...]
     waiting: tuple[str, ...]
-    """Contracting migrations that no operator has allowed yet."""
+    """Contracting migrations that wait for an operator's permission."""
 
 
 class TablesTooNew(ValueError):
@@ -51,10 +51,10 @@ class TablesTooNew(ValueError):
 
 async def migrate(connection: Connection, *, contract_through: int = 0) -> Migrated:
     """Apply missing migrations in one transaction. A contracting migration waits until
-    `contract_through` reaches its number, since an older process may still run.
+    `contract_through` reaches its number, because older processes may still be running.
 
-    Several services may start at once: an advisory lock lets one work while the others wait.
-    Witnesses are not checked (rule 18a), since a migration does not change what rows say.
+    Several services may start at once. An advisory lock lets one migrate while the others wait.
+    Witnesses are not checked (rule 18a), because a migration does not change the meaning of rows.
     Raises: TablesTooNew; LockNotAvailableError while another session has locked a table.
     """
     async with connection.transaction():
@@ -69,8 +69,8 @@ async def migrate(connection: Connection, *, contract_through: int = 0) -> Migra
         unknown = [row for row in rows if row["number"] not in known]
         if refused := [row["name"] for row in unknown if row["kind"] != Kind.EXPAND]:
             raise TablesTooNew(
-                f"a later release changed the tables: {', '.join(refused)}. This release does not work with them; start"
-                " the release that made the change, or a later one (docs/guides/upgrades.md)"
+                f"the tables are too new for this release, because a later release applied {', '.join(refused)}: start"
+                " that release or a later release (docs/guides/upgrades.md)"
             )
         missing = [
             known[number] for number in sorted(known.keys() - {row["number"] for row in rows})
@@ -100,7 +100,7 @@ def number_of(path: Path) -> int:
 
 
 def kind_of(path: Path) -> Kind:
-    """The kind of a migration, by the name of its file."""
+    """The kind of a migration, from the file's name."""
     return Kind.CONTRACT if path.name.endswith(".contract.sql") else Kind.EXPAND
 
 
@@ -109,13 +109,11 @@ class KeyMissing(Exception):
 
 
 async def check_keys(connection: Connection) -> None:
-    """Check that KEY_FILE has all keys of rows, and record its first key. Raises: KeyMissing."""
+    """Check that KEY_FILE has all keys of rows, and record the first key. Raises: KeyMissing."""
     ids = connection.key_ring.ids
     records = await connection.fetch("SELECT id FROM sealing_keys ORDER BY id")
     if missing := {record["id"] for record in records} - set(ids):
-        raise KeyMissing(
-            f"KEY_FILE has no key {', '.join(sorted(missing))}: add it, since it encrypts rows"
-        )
+        raise KeyMissing(f"KEY_FILE lacks keys that encrypt rows: add {', '.join(sorted(missing))}")
     await _note_key(connection)
 
 
@@ -131,21 +129,21 @@ class SealingStore(RowStore):
 
     @transactional
     async def note_key(self, connection: Connection) -> None:
-        """Record the key under which this process encrypts. The record is missing if the database
-        was restored, or if a process with another first key encrypted all rows again.
+        """Record the key with which this process encrypts. The record may be missing after a restore,
+        or after a process with another first key encrypted all rows again.
         """
         await _note_key(connection)
 
     @transactional
     async def reseal(self, connection: Connection, *, after: int = -1) -> Resealed:
-        """Encrypt the keys of some ledgers above `after` under the first key of KEY_FILE. Versions
-        stay, since no field changes. After the last page KEY_FILE no longer needs its other keys.
+        """Encrypt the keys of some ledgers above `after` with the first key of KEY_FILE. Versions are
+        unchanged, because no field changes. After the last page, the other keys are not needed.
 
         Raises: InvalidRequest if KEY_FILE is not set.
         """
         ring = connection.key_ring
         if not ring.ids:
-            raise InvalidRequest("this process of the metadata service has no KEY_FILE")
+            raise InvalidRequest("this metadata service encrypts no keys: set KEY_FILE first")
         records = await connection.fetch(
             "SELECT ledger_id, body::text AS body FROM ledgers WHERE body IS NOT NULL AND ledger_id > $1"
             " ORDER BY ledger_id LIMIT $2 FOR UPDATE",

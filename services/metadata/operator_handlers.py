@@ -1,8 +1,8 @@
-"""The routes of repairs and leases, and those for operators: witnesses (rule 18a), a rebuild (rule
-18d), the audit log, the keys' encryption, access tokens.
+"""The routes of repairs and leases, and the routes for operators: witnesses (rule 18a), rebuilds
+(rule 18d), the audit log, the encryption of keys, access tokens.
 
-Bookies whose cookies are missing ask for the state of a rebuild. Gateways serve tokens and the
-audit log to clients, and forward operators' requests about witnesses and rebuilds.
+Bookies without a cookie request the state of a rebuild. Gateways serve tokens and the audit log to
+clients, and forward operators' requests about witnesses and rebuilds.
 """
 
 import logging
@@ -63,14 +63,14 @@ AFTER_ITEM: Final = Parameter(
     "query",
     _item,
     {"type": "string", "pattern": f"^{REPAIR_PLACE}$"},
-    "Only items after this one: `ledger_id:member`.",
+    "Only items after this item, given as `ledger_id:member`.",
     (-1, ""),
 )
 MEMBER_ID: Final = path_text("member", MEMBER, "The member.", "bookie-1@1")
 LEASE: Final = path_text("name", LOG_NAME, "The lease.", "auditor")
 TOKEN: Final = path_text("id", TOKEN_ID, "The token.", "0123456789abcdef")
 KNOWN: Final = query_text(
-    "known", ATTEMPT, "The list's version that the caller has; if current, no tokens are returned."
+    "known", ATTEMPT, "The version of the caller's list. If it is current, no tokens are returned."
 )
 
 _ITEM: Final = "/v1/repairs/{ledger_id}/{member}"
@@ -97,7 +97,7 @@ ROUTES.serve("POST /v1/repairs/hurry", RepairStore.hurry, roles=HEALERS)
 
 @ROUTES.add("POST /v1/repairs/trigger", roles=HEALERS, gives=RepairSettings)
 async def trigger_repairs(request: web.Request, _given: Given) -> web.Response:
-    """Request a full audit, and retry now the items that wait after a failure."""
+    """Request a full audit, and make all items that wait after a failure due now."""
     parts = request.app[http.PARTS]
     await parts.repairs.hurry()
     return http.answer(await parts.repair_settings.trigger())
@@ -126,10 +126,10 @@ ROUTES.serve("GET /v1/rebuild", RebuildStore.state, roles=BOOKIES | GATEWAYS | O
     is_audited=True,
 )
 async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
-    """Rebuild the metadata that bookies' copies prove.
+    """Rebuild the metadata from the bookies' copies.
 
-    The answer has lines of progress, and at last the report or an error. If the caller disconnects,
-    the rebuild ends, and written rows stay.
+    The response has lines of progress, and finally the report or an error. If the caller
+    disconnects, the rebuild ends, and the rows written so far are kept.
     """
     ask = await http.parsed(request, RebuildAsk)
 
@@ -142,7 +142,7 @@ async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
 async def _reported_in_lines(
     request: web.Request, work: Callable[[Notify], Awaitable[RebuildLine]]
 ) -> web.StreamResponse:
-    """Run `work`, and answer with lines of progress, and at last with its result or its error."""
+    """Run `work`, and respond with lines of progress, and finally with the result or an error."""
     response = web.StreamResponse(headers={"Content-Type": http.LINES})
     await response.prepare(request)
 
@@ -186,9 +186,9 @@ ROUTES.serve(
 
 @web.middleware
 async def presents_witnesses(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: keep a request's witnesses for the database's check, and return replacements."""
+    """Middleware that stores a request's witnesses for the check, and returns replacements."""
     given = request.headers.get(header.WITNESSES)
-    # An unreadable list is treated as one invalid witness, so that the request is refused.
+    # Treat an unreadable list as one invalid witness, so that the request is refused.
     witnesses = () if not given else witnesses_from_header(given) or (given,)
     presented = Presented(witnesses, holder=request.remote or "an unknown caller")
     PRESENTED.set(presented)
@@ -203,11 +203,11 @@ ROUTES.serve("POST /v1/witnesses", WitnessStore.confirm, roles=SERVICES)
 
 @ROUTES.add("POST /v1/witnesses/copies", roles=BOOKIES, takes=CopyWitnesses, gives=WitnessState)
 async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
-    """Check that the database has the caller's witnesses, and the changes of its copies of rows."""
+    """Check that the database has the caller's witnesses, and the changes of the caller's copies."""
     body = await http.parsed(request, CopyWitnesses)
     check_name(request, body.holder)
     presented = PRESENTED.get()
-    assert presented is not None, "the middleware sets it"
+    assert presented is not None, "`presents_witnesses` must set PRESENTED"
     presented.witnesses += body.witnesses
     presented.holder = body.holder
     return http.answer(await request.app[http.PARTS].witnesses.confirm())
@@ -215,7 +215,7 @@ async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
 
 @ROUTES.add("GET /v1/witnesses", roles=GATEWAYS | OPERATORS, gives=WitnessState)
 async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
-    """The witnesses held by this process, and those that the database lacked at the last check."""
+    """Return this process's witnesses, and the witnesses that the database lacked when checked."""
     return http.answer(request.app[http.PARTS].witnesses.state())
 
 
@@ -234,7 +234,7 @@ ROUTES.serve(
 async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse:
     """Accept the loss of these witnesses' changes, as an operator decided (see the runbook).
 
-    Before that, the copies of all bookies are read. A caller that accepts `application/x-ndjson`
+    First, the service reads the copies of all bookies. A caller that accepts `application/x-ndjson`
     gets lines of progress.
     """
     body = await http.parsed(request, WitnessAccept)

@@ -1,9 +1,9 @@
-"""Rebuilds the database's rows from what bookies hold (rule 18d).
+"""Rebuilds the database's rows from the bookies' copies (rule 18d).
 
-A rebuild passes over all ledgers twice. The first pass finds out which ids are taken, and which
-bookies are named but silent. The second pass decides on batches of ledgers by ascending id, and
-writes each in one transaction. A rebuild that ended early can continue behind the last batch; a
-repeated rebuild changes nothing.
+A rebuild reads all ledgers twice. The first pass collects the ids in use, and the bookies that are
+referenced but silent. The second pass decides on batches of ledgers by ascending id, and writes each
+batch in one transaction. An interrupted rebuild can continue after the last batch. Repeating a
+complete rebuild changes nothing.
 """
 
 import logging
@@ -42,10 +42,10 @@ from services.metadata.rebuild_store import Judged, RebuildStore, RebuildTables,
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 200
-"""Ledgers per transaction, chosen by judgement: a transaction locks the rows for some 50 ms."""
+"""Ledgers per transaction, which locks their rows for about 50 ms (chosen by judgement)."""
 _PROGRESS_EVERY: Final = 1000
 _FINDINGS_KEPT: Final = 1000
-"""How many findings a report lists, chosen by judgement; further findings are counted."""
+"""Maximum findings in a report (chosen by judgement). Further findings are only counted."""
 
 Notify = Callable[[rebuild_bodies.RebuildLine], Awaitable[None]]
 
@@ -57,12 +57,12 @@ class Survey:
     ledgers: int = 0
     highest: int = -1
     named: set[str] = field(default_factory=set)
-    """Bookies that the newest copies name."""
+    """Bookies that the newest copies reference."""
     incarnations: dict[str, int] = field(default_factory=dict)
-    """The highest incarnation that any copy names, by the bookie's name."""
+    """The highest incarnation in any copy, by the bookie's name."""
 
     def note(self, rows: Sequence[LedgerMetadata]) -> None:
-        """Remember the bookies that the copies of one ledger's row name."""
+        """Remember the bookies in the copies of one ledger's row."""
         newest = max((row.version for row in rows), default=0)
         for row in rows:
             for member in row.all_members:
@@ -87,16 +87,15 @@ class _Tally:
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
     freed: int = 0
-    """Deleted ledgers whose ids may be assigned again, to ledgers that a later rebuild would
-    delete."""
+    """Deleted ledgers whose ids may be assigned again. A later rebuild would delete the new ledgers."""
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
     deleted_logs: dict[str, int] = field(default_factory=dict)
-    """The highest ledger id of the deleted logs of each name."""
+    """The highest ledger id of the deleted logs, by log name."""
     deleted_at: dict[str, set[str]] = field(default_factory=dict)
-    """The creation times of the deleted logs of each name. A log's ledgers need not have ascending
-    ids, as some replaced others (rule 27c)."""
+    """The creation times of the deleted logs, by log name. The ids of a log's ledgers need not
+    ascend, because some ledgers replaced others (rule 27c)."""
     forked: set[int] = field(default_factory=set)
-    """Ledgers that were kept when their log was deleted, since forks named them."""
+    """Ledgers that were kept when their log was deleted, because forks referenced them."""
 
     def find(self, finding: rebuild_bodies.RebuildFinding) -> None:
         """Add a finding to the report, or only count it if the report is full."""
@@ -106,7 +105,7 @@ class _Tally:
             self.left_out += 1
 
     def note_deleted_logs(self, rows: Iterable[LedgerMetadata]) -> None:
-        """Remember deleted logs that these rows name, whether or not the ledgers were deleted."""
+        """Remember the deleted logs in these rows, whether or not the ledgers were deleted."""
         for row in rows:
             if row.deletion in {Deletion.WITH_LOG, Deletion.OF_LOG} and row.log is not None:
                 known = self.deleted_logs.get(row.log, -1)
@@ -117,7 +116,7 @@ class _Tally:
                     self.forked.add(row.ledger_id)
 
     def count(self, judged: Judged, bookies: Bookies) -> None:
-        """Count the decision on a ledger, and remember the ledger's place in its log."""
+        """Count the decision on a ledger, and remember the ledger's position in its log."""
         decision, row = judged.decision, judged.row
         self.ledgers[decision.action] += 1
         if decision.why:
@@ -152,7 +151,7 @@ class Rebuilder:
     async def run(
         self, ask: rebuild_bodies.RebuildAsk, notify: Notify
     ) -> rebuild_bodies.RebuildReport:
-        """Run a rebuild; `notify` receives lines of progress.
+        """Run a rebuild. `notify` receives lines of progress.
 
         Raises: InvalidRequest, SourceAway, MetadataUnavailable.
         """
@@ -162,8 +161,8 @@ class Rebuilder:
     async def count_behind(self, lost: Collection[str], notify: Notify) -> int:
         """Count the rows, and the tombstones for reusable ids, that a rebuild would write.
 
-        `lost`: bookies that never return. `notify` receives lines of progress. Raises: InvalidRequest
-        while another rebuild runs, SourceAway, MetadataUnavailable.
+        `lost` has the bookies that never return. `notify` receives lines of progress. Raises:
+        InvalidRequest while another rebuild runs, SourceAway, MetadataUnavailable.
         """
         ask = rebuild_bodies.RebuildAsk(dry_run=True, without=tuple(lost))
         async with self._begun(ask, notify) as work:
@@ -173,7 +172,7 @@ class Rebuilder:
     async def _begun(
         self, ask: rebuild_bodies.RebuildAsk, notify: Notify
     ) -> AsyncIterator["_Work"]:
-        """Begin a rebuild, which asks all bookies whose URLs are known."""
+        """Begin a rebuild from all bookies with known URLs."""
         async with self.store.begin() as tables, service_session(self._credentials) as session:
             rows = await self._cookies.list()
             listed = await self._liveness.bookies(rows)
@@ -195,7 +194,7 @@ class _Work:
     _ask: rebuild_bodies.RebuildAsk
     _notify: Notify
     _urls: set[str]
-    """The URLs of the bookies to ask."""
+    """The URLs of the bookies to read."""
     _registered: set[str]
     """The names of the registered bookies."""
     _tally: _Tally = field(default_factory=_Tally)
@@ -215,17 +214,17 @@ class _Work:
         await self._decide_ledgers(sources, bookies, survey)
         await self._decide_logs(bookies)
         if writes and self._ask.take_over:
-            # Only after the rows: a recovery by older rows would cut off acknowledged entries.
+            # First write the rows, because a recovery by older rows would lose acknowledged entries.
             witnesses = {one for source in sources for one in source.head.witnesses}
             await self._tables.accept_lost(cluster_id, witnesses, self._ask.without)
-        # Last, because a waiting bookie begins to serve as soon as its cookie exists.
+        # Write the cookies last, because a waiting bookie starts serving once its cookie exists.
         cookies = await self._put_cookies(sources) if writes else []
         return self._report(cluster_id, sources, bookies, cookies, next_id)
 
     async def count_behind(self) -> int:
         """Count the rows, and the tombstones for reusable ids, that a rebuild would write.
 
-        Raises: SourceAway if a registered bookie, which may hold a copy, does not report its rows.
+        Raises: SourceAway if a registered bookie, which may have a copy, does not report its rows.
         """
         cluster_id = await self._tables.cluster_id()
         sources = [
@@ -235,20 +234,21 @@ class _Work:
         ]
         unreported = self._registered - {source.name for source in sources} - set(self._ask.without)
         if unreported:
-            raise SourceAway(f"{', '.join(sorted(unreported))}: no report of the rows held there")
+            names = ", ".join(sorted(unreported))
+            raise SourceAway(f"no rows from the bookies {names}: start them, or name them as lost")
         survey = await self._survey(sources)
         added = await self._stand_ins(sources, survey)
         bookies = await self._bookies(sources, survey, added)
         await self._decide_ledgers(sources, bookies, survey)
-        # Needed even if no row would be written: a later rebuild may write copies of an accepted
-        # loss.
+        # Write these cookies even if no row would be written, because a later rebuild may write
+        # copies whose loss was accepted.
         await self._tables.put_stand_ins(cluster_id, added)
         return self._tally.ledgers[Action.WRITE] + self._tally.freed
 
     async def _cluster(self, sources: Sequence[Source]) -> str:
-        """The id of the cluster that all bookies belong to. Raises: InvalidRequest."""
+        """Return the id of the cluster to which all bookies belong. Raises: InvalidRequest."""
         if not sources:
-            raise InvalidRequest("no bookie answers: name their URLs, or start them")
+            raise InvalidRequest("no bookie responds: send the bookies' URLs, or start the bookies")
         clusters = {
             source.head.cookie.cluster_id for source in sources if source.head.cookie is not None
         }
@@ -258,14 +258,14 @@ class _Work:
         if len(clusters) > 1 or not await self._tables.is_empty():
             reported = ", ".join(f"{source.name}: {_cluster_of(source)}" for source in sources)
             raise InvalidRequest(
-                f"the database belongs to cluster {cluster_id}, but the bookies report {reported}. Only an"
-                " empty database can take over a cluster, and only if all bookies are of one"
+                f"the database belongs to cluster {cluster_id}, but the bookies report {reported}. Only an empty"
+                " database can take over a cluster, and all bookies must belong to the same cluster"
             )
         found = clusters.pop()
         if not (self._ask.dry_run or self._ask.take_over):
             raise InvalidRequest(
-                f"the database is empty, and the bookies belong to cluster {found}: to make it that"
-                " cluster's database, ask for `take_over`"
+                f"the database is empty, but the bookies belong to cluster {found}: send `take_over` to"
+                " make it the database of this cluster"
             )
         return found
 
@@ -282,7 +282,7 @@ class _Work:
         found = Survey()
         async for ledger_id, holding in merged(self._session, sources, -1):
             found.ledgers += 1
-            # Callers chose the higher ids, which the sequence of ids never reaches.
+            # Callers chose the higher ids, which the database never assigns.
             if ledger_id < ASSIGNED_ID_END:
                 found.highest = ledger_id
             texts = {copy for _, held in holding for copy in held.copies}
@@ -292,7 +292,7 @@ class _Work:
         return found
 
     async def _stand_ins(self, sources: Sequence[Source], survey: Survey) -> dict[str, StandIn]:
-        """The stand-in cookies to write before the first ledger, by bookie name (rule 15b)."""
+        """Return the stand-in cookies to write before the first ledger, by bookie name (rule 15b)."""
         present = {name: one.incarnation for name, one in (await self._tables.registered()).items()}
         for source in sources:
             present[source.name] = max(source.incarnation, present.get(source.name, 0))
@@ -302,7 +302,7 @@ class _Work:
     async def _bookies(
         self, sources: Sequence[Source], survey: Survey, added: Mapping[str, StandIn]
     ) -> Bookies:
-        """The bookies' state for decisions. `added`: stand-in cookies, also those not written."""
+        """Return the bookies' state for decisions. `added` has all stand-in cookies, written or not."""
         registered = await self._tables.registered()
         registered |= {name: Registered(one.incarnation) for name, one in added.items()}
         answering = {source.name: source.incarnation for source in sources}
@@ -339,7 +339,7 @@ class _Work:
         try:
             return await self._tables.judge(held, bookies, writes=writes)
         except asyncpg.UniqueViolationError:
-            # One of these ledgers was created just now. The second try sees and locks its row.
+            # One of these ledgers was created just now. The second attempt sees and locks its row.
             return await self._tables.judge(held, bookies, writes=writes)
 
     async def _decide_logs(self, bookies: Bookies) -> None:
@@ -357,7 +357,7 @@ class _Work:
                 if one.ledger_id > through and one.log_created_at not in deleted_at
             ]
             if name not in existing and not ledgers and shared >= {one.ledger_id for one in found}:
-                continue  # the log is deleted, and only its forks have these ledgers
+                continue  # the log is deleted, and only forks reference these ledgers
             decision = await self._tables.judge_log(
                 name,
                 ledgers,
@@ -376,7 +376,7 @@ class _Work:
                     unsure.append(finding)
                 else:
                     tally.find(finding)
-        # Last, since each log without records may cause one, and a report lists only some findings.
+        # Add these findings last. Each log without records may cause one, and a report is limited.
         for finding in unsure:
             tally.find(finding)
 
@@ -427,7 +427,7 @@ async def _pages(
 
 
 def _held(holding: Sequence[tuple[Source, rebuild_bodies.HeldRows]]) -> list[Held]:
-    # Members hold equal copies, so each text is decoded only once.
+    # Members have equal copies, so decode each text only once.
     rows: dict[str, LedgerMetadata] = {}
     for _, held in holding:
         for copy in held.copies:
@@ -463,7 +463,7 @@ def _place_of(row: LedgerMetadata, *, has_row: bool, hides_next: bool) -> Ledger
 
 
 def _log_finding(decision: LogDecision) -> str:
-    """The report's finding about a log, or "" if there is none."""
+    """Return the report's finding about a log, or "" if there is none."""
     reported = [decision.why] if decision.why else []
     if decision.holes:
         reported.append(

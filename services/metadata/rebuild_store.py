@@ -1,8 +1,8 @@
-"""The database as a rebuild reads and writes it (rule 18d).
+"""A rebuild's access to the database (rule 18d).
 
-Everything runs on one connection, which holds a lock until it is closed, so that only one rebuild
-runs at a time. Witnesses are not checked, since rebuilds are for databases that went back. A row is
-replaced only by a row that was made from it.
+All statements run on one connection, which holds a lock until it is closed, so that only one rebuild
+runs at a time. Witnesses are not checked, because rebuilds are for databases that went back in time.
+A row is replaced only by a later version of this row.
 """
 
 import logging
@@ -46,10 +46,10 @@ from services.metadata.transactions import commit_placed
 log = logging.getLogger(__name__)
 
 _LOCK: Final = 0x71756F73
-"""The number of an advisory lock, which nothing else that uses this database locks."""
+"""The number of an advisory lock, which no other code uses in this database."""
 _STATEMENT_MS: Final = "60000"
 _UNWRITTEN_IDS: Final = 1000
-"""How many ids are skipped, chosen by judgement: ledgers without entries may be on no bookie."""
+"""How many ids are skipped, since no bookie may have empty ledgers (chosen by judgement)."""
 
 _IS_EMPTY: Final = (
     "SELECT NOT EXISTS (SELECT FROM ledgers) AND NOT EXISTS (SELECT FROM logs)"
@@ -67,7 +67,7 @@ class RebuildStore(RowStore):
 
     @plain
     async def state(self, connection: Connection) -> RebuildState:
-        """Whether the database is empty or was rebuilt, for bookies whose cookies are missing."""
+        """Whether the database is empty or was rebuilt, for bookies without a cookie."""
         return RebuildState(
             is_empty=await connection.fetchval(_IS_EMPTY),
             was_rebuilt=await connection.fetchval("SELECT rebuilt_at IS NOT NULL FROM cluster"),
@@ -81,7 +81,7 @@ class RebuildStore(RowStore):
         )
         try:
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
-                raise InvalidRequest("another rebuild or acceptance of this database is running")
+                raise InvalidRequest("another rebuild or acceptance is running: wait for its end")
             yield RebuildTables(self.database, connection)
         finally:
             connection.terminate()
@@ -89,12 +89,12 @@ class RebuildStore(RowStore):
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A cookie for an unregistered incarnation that copies of rows name (rule 15b)."""
+    """A cookie for an unregistered incarnation that copies of rows reference (rule 15b)."""
 
     incarnation: int
     is_retired: bool
-    """Whether only outdated copies name the incarnation. The bookie may have been decommissioned,
-    so an empty directory needs no permission to register."""
+    """Whether only outdated copies reference the incarnation. The bookie may be decommissioned, so
+    an empty directory needs no permission to register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Judged:
     ledger_id: int
     decision: Decision
     row: LedgerMetadata | None
-    """The latest row that is known, whether or not it is proven; None for a deleted ledger."""
+    """The latest known row, proven or not. None for a deleted ledger."""
     has_row: bool = False
     """Whether the database has a row after the decision."""
     is_free: bool = False
@@ -117,22 +117,22 @@ class RebuildTables:
 
     _database: Database
     _connection: Connection
-    """The connection that only this rebuild uses."""
+    """The connection of this rebuild alone."""
     _noted: tuple[str, ...] = ()
 
     async def cluster_id(self) -> str:
-        """The id of the cluster that this database belongs to."""
+        """The id of the database's cluster."""
         return str(await self._connection.fetchval("SELECT cluster_id::text FROM cluster"))
 
     async def is_empty(self) -> bool:
-        """Whether nothing was ever stored in this database."""
+        """Whether the database has never had data."""
         return bool(await self._connection.fetchval(_IS_EMPTY))
 
     async def _take_over(self, cluster_id: str) -> None:
         """Give this empty database the cluster's id. Raises: InvalidRequest if it is not empty."""
         await self._connection.execute("LOCK TABLE ledgers, logs, cookies IN SHARE MODE")
         if not await self.is_empty():
-            raise InvalidRequest("the database is not empty: it belongs to another cluster")
+            raise InvalidRequest("only an empty database can take over a cluster's id")
         await self._connection.execute("UPDATE cluster SET cluster_id = $1", cluster_id)
 
     async def registered(self) -> dict[str, Registered]:
@@ -142,13 +142,13 @@ class RebuildTables:
     async def accept_lost(
         self, cluster_id: str, witnesses: Iterable[str], lost: Collection[str]
     ) -> None:
-        """Record that changes (`witnesses`, rule 18a) and bookies (`lost`) are lost for ever."""
+        """Record that changes (`witnesses`, rule 18a) and bookies (`lost`) are lost forever."""
         tokens = {token for one in witnesses if (token := token_of(cluster_id, one)) is not None}
         await note_lost(self._connection, lost)
         await accept_tokens(self._connection, tokens)
 
     async def put_cookies(self, cookies: Mapping[str, tuple[Cookie, int]]) -> list[str]:
-        """Write bookies' own cookies where rows are missing or older. Returns the names."""
+        """Write bookies' own cookies if rows are missing or older. Returns the bookies' names."""
         names = []
         async with self._transaction():
             await self._lock_names(cookies)
@@ -173,7 +173,7 @@ class RebuildTables:
         return names
 
     async def put_stand_ins(self, cluster_id: str, added: Mapping[str, StandIn]) -> None:
-        """Write the cookies of incarnations that only bookies' copies of rows name (rule 15b)."""
+        """Write the cookies of incarnations that only copies of rows reference (rule 15b)."""
         if added:
             async with self._transaction():
                 await self._lock_names(added)
@@ -208,8 +208,8 @@ class RebuildTables:
         self, highest: int, cluster_id: str, taken: str | None, added: Mapping[str, StandIn]
     ) -> int:
         """Make bookies without cookies wait from now on, and give new ledgers ids above `highest`.
-        Returns the next id. The first transaction also gives an empty database the cluster id
-        `taken` and writes stand-in cookies: no empty directory may register in between. Raises:
+        Returns the next id. The same transaction writes the cluster id `taken` to an empty database,
+        and stand-in cookies, because no empty directory may register in between. Raises:
         InvalidRequest.
         """
         async with self._transaction():
@@ -241,13 +241,13 @@ class RebuildTables:
             # Otherwise a change, a registration and this transaction could deadlock.
             known = await self._known(sorted(held), sorted(attempts), writes=writes)
             if writes:
-                # A registration either waits until these rows are written, or is seen here.
+                # A registration either waits until these rows are written, or is visible here.
                 rows = (row for each in held.values() for one in each for row in one.rows)
                 members = {member for row in rows for member in row.all_members}
                 registered = await registered_of(
                     self._connection, "hold_incarnations($1)", sorted(members)
                 )
-                # Other registrations only decide how long an OPEN row waits, so older data will do.
+                # Other registrations only affect how long an OPEN row waits, so older data is enough.
                 names = set(map(member_name, members))
                 others = {
                     name: one for name, one in bookies.registered.items() if name not in names
@@ -267,7 +267,7 @@ class RebuildTables:
     async def _known(
         self, ledger_ids: Sequence[int], attempts: Sequence[str], *, writes: bool
     ) -> dict[int, Known]:
-        """The database's data about these ledgers, whose rows are locked with `writes`."""
+        """Read the database's data about these ledgers. With `writes`, lock their rows."""
         records = await self._connection.fetch(
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
             + (" FOR UPDATE" if writes else ""),
@@ -321,7 +321,7 @@ class RebuildTables:
         await record_change(self._connection, f"rebuild ledgers {min(changed)} to {max(changed)}")
 
     async def _insert(self, rows: Mapping[int, LedgerMetadata]) -> None:
-        """Insert rows. Raises: UniqueViolationError if one of the ledgers is created meanwhile."""
+        """Insert rows. Raises: UniqueViolationError if a ledger was created concurrently."""
         await self._connection.execute(
             "INSERT INTO ledgers (ledger_id, version, attempt, body, created_at, first_offset, lineage)"
             " SELECT id, version, nullif(attempt, '')::uuid, body::jsonb,"
@@ -331,7 +331,7 @@ class RebuildTables:
         )
         await index_members(self._connection, rows)
         await index_tags(self._connection, rows)
-        # Keep these ledgers from the sweep, until a log names them or an operator decides.
+        # Protect these ledgers from the sweep, until a log references them or an operator decides.
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT unnest($1::bigint[]), 'infinity'",
             [ledger_id for ledger_id, row in rows.items() if row.log is not None],
@@ -385,11 +385,10 @@ class RebuildTables:
         shared: Collection[int] = (),
         silent: int = 0,
     ) -> LogDecision:
-        """Decide on a log by its ledgers, and with `writes` apply the decision. `buried`: ids that
-        get tombstones. `deleted_through`: the last ledger that was deleted with a log of this name.
-        `deleted_at`: the creation times of deleted logs of this name, as far as they are known.
-        `shared`: ledgers that forks name. `silent`: how many bookies do not answer or lost their
-        data.
+        """Decide on a log by its ledgers, and with `writes` apply the decision. `buried` has ids that
+        get tombstones, `shared` the ledgers that forks reference. `deleted_through` is the last
+        ledger that was deleted with a log of this name, and `deleted_at` has the known creation times
+        of deleted logs of this name. `silent` bookies do not respond or lost their data.
         """
         async with self._transaction(writes=writes):
             record = await self._connection.fetchrow(
@@ -397,7 +396,7 @@ class RebuildTables:
                 name,
             )
             if record is not None and record["body"] is None:
-                # Ledgers that were placed in a log with a later creation time belong to that log.
+                # Ledgers of a log with a later creation time belong to the later log.
                 later = [one for one in ledgers if one.log_created_at > record["created_at"]]
                 if not later:
                     placed = [
@@ -405,17 +404,17 @@ class RebuildTables:
                         for one in ledgers
                         if one.first_offset is not None and one.ledger_id not in shared
                     ]
-                    why = "the log is deleted, but ledgers of it are not"
+                    why = "the log is deleted, but some of its ledgers are not"
                     return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
                 ledgers = later
             known = None if record is None or record["body"] is None else log_row_of(record)
-            # A log of this name that was created after the deletion names only later ledgers.
+            # A log of this name that was created after the deletion has only later ledgers.
             ids = [] if known is None else [item.ledger_id for item in known.own]
             is_older = bool(ids) and max(ids) <= deleted_through
             if known is not None and (is_older or known.created_at in deleted_at):
                 if writes:
                     await bury_log(self._connection, known, kept=shared)
-                    # Keep the ledgers from the sweep: forks that name them may not be rebuilt yet.
+                    # Protect the ledgers from the sweep, because their forks may not be rebuilt yet.
                     await self._connection.execute(
                         "UPDATE unnamed_ledgers SET since = 'infinity' WHERE ledger_id = ANY($1::bigint[])",
                         sorted(shared),
@@ -425,7 +424,7 @@ class RebuildTables:
             gone, stored = await self._tombstones_and_rows(known, ledgers)
             token = 0
             if writes and is_opened(known, ledgers):
-                # No ledger ever gets this id, so no later writer gets it as a token.
+                # No ledger ever gets this id, so no later writer gets an equal token.
                 token = await self._connection.fetchval("SELECT next_ledger_id()")
             decision = decide_log(
                 name,
@@ -446,7 +445,7 @@ class RebuildTables:
     async def _tombstones_and_rows(
         self, log: LogMetadata | None, ledgers: Iterable[LedgerPlace]
     ) -> tuple[set[int], set[int]]:
-        """The deleted ledgers, and those with rows, that the log or its ledgers name."""
+        """The deleted ledgers and the ledgers with rows, of all that the log or its ledgers name."""
         named = ledgers_of(() if log is None else log.items)
         named |= {ledger_id for one in ledgers for ledger_id, _ in (*one.shared, *one.before)}
         records = await self._connection.fetch(
@@ -476,7 +475,7 @@ class RebuildTables:
             "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(named)
         )
         await commit_placed(self._connection, row)
-        # Keep from the sweep the ledgers that only the log's older row named.
+        # Protect ledgers from the sweep that only the log's older row referenced.
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'infinity' FROM ledgers"
             " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",
@@ -486,7 +485,7 @@ class RebuildTables:
 
     @asynccontextmanager
     async def _transaction(self, *, writes: bool = True) -> AsyncIterator[None]:
-        """One transaction of the rebuild, whose loss is detected like any change's (rule 18a)."""
+        """Run the block in one transaction, whose loss is detectable as for any change (rule 18a)."""
         self._connection.settled = None
         async with self._connection.transaction(readonly=not writes):
             yield
@@ -498,7 +497,7 @@ class RebuildTables:
 async def registered_of(
     connection: Connection, source: str, *values: object
 ) -> dict[str, Registered]:
-    """The directories in the cookies that `source` (a table or a function) has, by bookie name."""
+    """The registered directories in the cookies of `source`, a table or function, by bookie name."""
     records = await connection.fetch(
         "SELECT name, (cookie ->> 'incarnation')::bigint AS incarnation,"
         f" {utc('born_at')} FROM {source}",
@@ -518,7 +517,7 @@ def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Hel
 
 
 def _target_of(row: LedgerMetadata) -> str:
-    """The target by which a retry finds the change that made the row (rule 6)."""
+    """Return the target by which a retry finds the change that wrote the row (rule 6)."""
     if row.deletion:
         return f"delete ledger {row.ledger_id}"
     return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"

@@ -1,12 +1,12 @@
-"""The repair queue of missed entries, with one item per ledger and member (rule 8); the leases of
-workers and auditors, and operators' settings.
+"""The repair queue of missed entries, with one item per ledger and member (rule 8). Also the leases
+of workers and auditors, and operators' settings.
 
-A worker can change an item only if it names the item's current version. Each claim, failure and new
-range gives the item a version that was never used before. So a worker whose claim expired, or whose
-item got new ranges, can't clear entries that it has not copied, not even entries of a later item.
+A worker can change an item only with the item's current version. Each claim, failure and new range
+gives the item a version that was never used before. Therefore a worker can't clear entries that it
+has not copied, even if its claim has expired, or the item has new ranges or was replaced.
 
-A transaction that locks several items locks them in the order of ledger and member (bytewise), or
-skips locked items, so that no deadlock arises.
+To avoid deadlocks, a transaction locks several items in the order of ledger and member (bytewise),
+or skips locked items.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,16 +24,16 @@ from services.metadata.database import Connection, RowStore, listing, plain, tra
 from services.metadata.sql import has_more, page_of, utc, value_of
 
 _UNCOUNTED: Final = 32767
-"""Stands for "survivors not counted", and sorts last."""
+"""Value for "survivors not counted", which sorts last."""
 _PAUSE_S_MAX: Final = 300
-"""The longest pause after failures, chosen by judgement: a member may be away for long."""
+"""Maximum pause after failures, since a member may be down for long (chosen by judgement)."""
 
 _ROW: Final = (
     "ledger_id, member, ranges, version, survivors, failures, detail, worker, moves, "
     + utc("created_at")
 )
 
-# MATERIALIZED, because a join could run the subquery again and lock more rows than its limit.
+# MATERIALIZED is needed, because a join could rerun the subquery and lock more rows than the limit.
 CLAIM: Final = (
     "WITH picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
     " FROM repairs WHERE next_try_at <= clock_timestamp()"
@@ -45,7 +45,7 @@ CLAIM: Final = (
 )
 
 PAGE: Final = page_of(
-    # The stored size of the ranges, maybe compressed, limits what is read. 500 bytes stand for the
+    # The limit uses the stored size of the ranges, which may be compressed. 500 bytes stand for the
     # other columns.
     "SELECT *, 500 + pg_column_size(ranges) + octet_length(detail) AS body_bytes FROM repairs"
     " WHERE (ledger_id, member) > ($1, $2)",
@@ -62,9 +62,9 @@ SUMMARY: Final = (
     " FROM repairs"
 )
 _HURRIED_MAX: Final = 2000
-"""Items per transaction, which must end within the deadline: 100,000 take over 2 s (measured)."""
+"""Items per transaction, which must end within the deadline. 100,000 take over 2 s (measured)."""
 
-# now() can use the index, clock_timestamp() can't. A hurried item is not picked a second time.
+# now() can use the index, but clock_timestamp() can't. An item that is already due is not picked.
 HURRY: Final = (
     "WITH waiting AS MATERIALIZED (SELECT ledger_id AS some_id, member AS some_member"
     " FROM repairs WHERE worker IS NULL AND next_try_at > now()"
@@ -83,7 +83,7 @@ _MERGE: Final = (
     " ranges = repairs.ranges + excluded.ranges, version = nextval('repair_versions'),"
     " moves = repairs.moves OR excluded.moves,"
     # The merge ends a claim, so the item must not wait for the end of the claim's lease. A pause
-    # after a failure ends too, once the place may move to another member.
+    # after a failure also ends once the repair may move to another member.
     " worker = NULL, next_try_at = CASE WHEN repairs.worker IS NULL"
     " AND (repairs.moves OR NOT excluded.moves) THEN repairs.next_try_at"
     " ELSE clock_timestamp() END,"
@@ -107,7 +107,7 @@ class RepairStore(RowStore):
     async def page(
         self, connection: Connection, *, after: tuple[int, str], limit: int
     ) -> repair_bodies.RepairList:
-        """Items of the queue, by ledger and member; `after` is `ledger_id:member`."""
+        """Items of the queue, by ledger and member. `after` is `ledger_id:member`."""
         records = await connection.fetch(PAGE, *after, limit)
         found = tuple(_repair_of(record) for record in records)
         last = f"{found[-1].ledger_id}:{found[-1].member}" if has_more(records) else None
@@ -115,7 +115,7 @@ class RepairStore(RowStore):
 
     @transactional
     async def add(self, connection: Connection, request: repair_bodies.RepairsAdd) -> None:
-        """Queue entries that members lack; deleted ledgers are skipped."""
+        """Queue entries that members lack. Deleted ledgers are skipped."""
         await add_repairs(connection, request.items)
 
     @listing
@@ -126,7 +126,7 @@ class RepairStore(RowStore):
         return repair_bodies.RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
-        """Make all items that wait after a failure due now; idempotent."""
+        """Make all items that wait after a failure due now. Idempotent."""
         while await self._hurry_some() != "UPDATE 0":
             pass
 
@@ -134,12 +134,12 @@ class RepairStore(RowStore):
     async def _hurry_some(self, connection: Connection) -> str:
         return await connection.execute(HURRY)
 
-    # A transaction, since no work may rest on rows of a database that went back (rule 18a).
+    # Use a transaction, because no repair may rest on a database that went back in time (rule 18a).
     @transactional
     async def claim(
         self, connection: Connection, request: repair_bodies.RepairClaim
     ) -> repair_bodies.RepairList:
-        """Claim due items for a worker until its lease ends, those with fewest survivors first."""
+        """Claim due items for a worker until its lease ends. Items with fewest survivors come first."""
         records = await connection.fetch(CLAIM, request.worker, request.lease_s, request.limit)
         records.sort(key=itemgetter("survivors", "ledger_id", "member"))
         return repair_bodies.RepairList(repairs=tuple(_repair_of(record) for record in records))
@@ -194,7 +194,7 @@ class RepairStore(RowStore):
 
 
 async def add_repairs(connection: Connection, items: Iterable[repair_bodies.RepairAdd]) -> None:
-    """Merge missed ranges into the queue's items, or create items; deleted ledgers are skipped."""
+    """Merge missed ranges into the queue's items, or create items. Deleted ledgers are skipped."""
     merged: dict[tuple[int, str], repair_bodies.RepairAdd] = {}
     for item in items:
         # One SQL statement can change a row only once.
@@ -217,7 +217,7 @@ async def add_repairs(connection: Connection, items: Iterable[repair_bodies.Repa
 
 
 async def drop_repairs(connection: Connection, ledger_ids: Sequence[int]) -> None:
-    """Delete the items of ledgers that are about to be deleted, and whose rows are locked."""
+    """Delete the items of ledgers, whose rows are locked, before the ledgers' deletion."""
     await connection.execute(
         "SELECT FROM repairs WHERE ledger_id = ANY($1::bigint[])"
         ' ORDER BY ledger_id, member COLLATE "C" FOR UPDATE',
@@ -235,10 +235,10 @@ async def _lock(
         member,
     )
     if record is None:
-        raise NoSuchRepair("the queue has no such item", ledger_id=ledger_id, bookie=member)
+        raise NoSuchRepair("the repair queue has no such item", ledger_id=ledger_id, bookie=member)
     if record["version"] != version or record["worker"] != worker:
         raise VersionConflict(
-            "the claim has ended, or the item has changed since",
+            "the claim has ended, or the item has changed since: claim the item again",
             ledger_id=ledger_id,
             bookie=member,
             current=_repair_of(record).model_dump(mode="json"),
@@ -265,14 +265,14 @@ _LEFT: Final = (
 class LeaseStore(RowStore):
     """The store of leases, which expire by the database's clock. New holders get higher tokens.
 
-    Leases avoid duplicate work, such as that of two auditors. No decision rests on a lease.
+    Leases only avoid duplicate work, such as the work of two auditors. Safety rests on no lease.
     """
 
     @transactional
     async def take(
         self, connection: Connection, name: str, request: repair_bodies.LeaseTake
     ) -> repair_bodies.Lease:
-        """Take a free lease, or renew the caller's own. Returns the current holder."""
+        """Take a free lease, or renew the caller's own lease. Returns the current holder."""
         await connection.execute(
             "INSERT INTO leases AS l (name, holder, token, expires_at)"
             " VALUES ($1, $2, 1, clock_timestamp() + make_interval(secs => $3))"
@@ -296,9 +296,9 @@ _CHANGED: Final = "changed_at = now() WHERE is_only RETURNING body::text AS body
 
 
 class RepairSettingsStore(RowStore):
-    """Operators' settings for autorecovery: one row, valid for all processes and over restarts."""
+    """Operators' settings for autorecovery: one row for all processes, which survives restarts."""
 
-    @plain  # settings of a database that went back do no harm: leases and claims are refused then
+    @plain  # a database that went back in time refuses leases and claims, so its settings do no harm
     async def get(self, connection: Connection) -> repair_bodies.RepairSettings:
         """Operators' settings for all processes of autorecovery."""
         return _settings_of(await connection.fetchrow(GET))
@@ -307,8 +307,8 @@ class RepairSettingsStore(RowStore):
     async def change(
         self, connection: Connection, request: repair_bodies.RepairSettingsPut
     ) -> repair_bodies.RepairSettings:
-        """Change the given settings, for all processes and over restarts. Concurrent changes of
-        different settings both apply.
+        """Change the given settings for all processes. The settings survive restarts. Concurrent
+        changes of different settings both apply.
         """
         changed = _settings_of(
             await connection.fetchrow(
@@ -321,7 +321,7 @@ class RepairSettingsStore(RowStore):
 
     @transactional
     async def trigger(self, connection: Connection) -> repair_bodies.RepairSettings:
-        """Ask every process to run a full audit now."""
+        """Request a full audit from every process."""
         return _settings_of(
             await connection.fetchrow(
                 f"UPDATE repair_settings SET triggers = triggers + 1, {_CHANGED}"
@@ -330,6 +330,6 @@ class RepairSettingsStore(RowStore):
 
 
 def _settings_of(record: asyncpg.Record | None) -> repair_bodies.RepairSettings:
-    assert record is not None, "the migration made the row"
+    assert record is not None, "a migration must have inserted the row"
     fields = orjson.loads(record["body"]) | {"triggers": record["triggers"]}
     return received(repair_bodies.RepairSettings, orjson.dumps(fields))

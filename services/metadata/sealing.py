@@ -1,9 +1,9 @@
-"""Encrypts ledgers' keys at rest. The MAC key and the access key of a row are encrypted under a key
-of KEY_FILE, so that a copy of the database or of a backup gives no access to ledgers
-(docs/adr/0029-keys-at-rest.md).
+"""Encrypts ledgers' keys at rest (docs/adr/0029-keys-at-rest.md). A key of KEY_FILE encrypts the MAC
+key and the access key of each row. Thus a copy of the database or of a backup gives no access to
+ledgers.
 
-The cipher is AES-256-GCM, with the ledger's id and the field's name as associated data: a key that
-is moved to another row can't be decrypted.
+The cipher is AES-256-GCM. The associated data are the ledger's id and the field's name, so that a
+key that was moved to another row can't be decrypted.
 """
 
 import base64
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from quorumlog.errors import MetadataUnavailable
 
 SEALED: Final = ("mac_key", "access_key")
-"""The fields of a row that are encrypted."""
+"""The encrypted fields of a row."""
 
 _MARK: Final = "sealed:"
 """Prefix of an encrypted field. A plain field is base64, which has no colon."""
@@ -31,19 +31,19 @@ _LINE: Final = re.compile(r"[A-Za-z0-9+/]{43}=")
 
 
 class KeyFileUnusable(ValueError):
-    """A key file can't be used. The error says why, and reveals nothing of the file's content."""
+    """A key file can't be used. The error has the reason, but none of the file's content."""
 
 
 class KeyRing:
-    """The keys of KEY_FILE: the first encrypts, all decrypt. Without keys, rows stay plain text."""
+    """The keys of KEY_FILE. The first key encrypts, all decrypt. Without keys, rows stay plain."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        """Each of `keys` has 32 bytes."""
+        """Each of the `keys` has 32 bytes."""
         self._ciphers = {key_id(key): AESGCM(key) for key in keys}
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of the keys; the first one is that of the key that encrypts."""
+        """The ids of the keys, with the id of the encrypting key first."""
         return tuple(self._ciphers)
 
     def sealed(self, ledger_id: int, body: str) -> str:
@@ -67,7 +67,7 @@ class KeyRing:
         return orjson.dumps(fields).decode()
 
     def is_current(self, body: str) -> bool:
-        """Whether the keys in a stored row are encrypted under the first key."""
+        """Whether the keys in a stored row are encrypted with the first key."""
         fields: dict[str, Any] = orjson.loads(body)
         mark = f"{_MARK}{self.ids[0]}:" if self._ciphers else ""
         return all(fields[name].startswith(mark) for name in SEALED if fields.get(name))
@@ -82,7 +82,7 @@ class KeyRing:
         used, _, sealed = text.removeprefix(_MARK).partition(":")
         cipher = self._ciphers.get(used)
         if cipher is None:
-            raise MetadataUnavailable(f"KEY_FILE of the metadata service has no key {used}")
+            raise MetadataUnavailable(f"the metadata service's KEY_FILE lacks key {used}: add it")
         try:
             data = base64.b64decode(sealed)
             return cipher.decrypt(
@@ -90,7 +90,7 @@ class KeyRing:
             ).decode()
         except (InvalidTag, ValueError):
             raise MetadataUnavailable(
-                f"the {name} in the row of ledger {ledger_id} was changed in the database"
+                f"the {name} of ledger {ledger_id} can't be decrypted: the database was tampered with"
             ) from None
 
 
@@ -107,11 +107,11 @@ def read_key_file(file: Path) -> KeyRing:
         why = error.strerror if isinstance(error, OSError) else "is not ASCII"
         raise KeyFileUnusable(f"{file}: {why}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise KeyFileUnusable(f"{file}: other users may read the file: run chmod 600")
+        raise KeyFileUnusable(f"{file} is readable by other users: run chmod 600")
     lines = text.split()
     if not lines or not all(map(_LINE.fullmatch, lines)):
         raise KeyFileUnusable(
-            f"{file}: write one key per line, 32 bytes as base64 (`openssl rand -base64 32`)"
+            f"{file} must have one key per line, 32 bytes as base64 (`openssl rand -base64 32`)"
         )
     return KeyRing([base64.b64decode(line) for line in lines])
 

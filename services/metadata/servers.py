@@ -1,8 +1,8 @@
 """Finds the primary among a DSN's servers.
 
-All servers are tried at once: a server whose machine is gone does not answer at all, and would use
-up the time of the servers after it. If there are two primaries (a standby was promoted, and the old
-primary is back), only the one with the known history is used (rule 18a).
+All servers are tried at once, because an unreachable server does not respond, and would use up the
+time for the other servers. If there are two primaries (a standby was promoted, and the old primary
+is back), only the primary with the known history is used (rule 18a).
 """
 
 import asyncio
@@ -14,33 +14,33 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 _LINES_OF_OUTAGE: Final = 10
-"""How many errors of one outage are logged, chosen by judgement: each query fails with one."""
+"""How many different errors of an outage are logged (chosen by judgement)."""
 
 
 class Reach:
-    """Whether a server answers. Invariant: the log has each of an outage's first errors once."""
+    """Tracks whether a server responds. Invariant: each of an outage's first errors is logged once."""
 
     def __init__(self, *, away: str, there: str, deadline_s: float) -> None:
-        """`away` and `there`: the names of the log events for an outage and for its end."""
+        """`away` and `there` are the names of the log events for the start and end of an outage."""
         self._away, self._there, self._deadline_s = away, there, deadline_s
         self._reported: set[str] = set()
         self.is_up = False
         """Whether the last query reached the server."""
 
     def lost(self, error: BaseException) -> None:
-        """Note that a query failed."""
+        """Record that a query failed."""
         is_late = isinstance(error, TimeoutError) and not str(error)
-        # The repr of redis-py's errors has no text.
+        # Use str, because the repr of redis-py's errors has no text.
         text = f"{type(error).__name__}: {error}"
         if is_late:
-            text = f"no answer within {self._deadline_s:g} s"
+            text = f"no response within {self._deadline_s:g} s"
         self.is_up = False
         if text not in self._reported and len(self._reported) < _LINES_OF_OUTAGE:
             self._reported.add(text)
             log.warning(self._away, extra={"error": text})
 
     def found(self) -> None:
-        """Note that a query was answered."""
+        """Record that a query succeeded."""
         if self.is_up:
             return
         log.info(self._there)
@@ -53,11 +53,11 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound="asyncpg.Connection[Any]")
 
 _LATE_S: Final = 0.2
-"""How long the other servers may take once a primary has answered, chosen by judgement."""
+"""How long the other servers may take once a primary has responded (chosen by judgement)."""
 
 
 class SeveralPrimaries(ConnectionError):
-    """More than one server is a primary, and not exactly one of them has the known history."""
+    """Several servers are primaries, and the known history does not identify exactly one."""
 
 
 def dsn_of_each(dsn: str) -> tuple[str, ...]:
@@ -74,8 +74,8 @@ async def connect_to_primary(
 ) -> C:
     """Connect to all servers, and keep only the connection to the primary.
 
-    Each of `connects` fails if its server is no primary. Raises: SeveralPrimaries; what the first
-    of `connects` raised if no server is a primary.
+    Each of `connects` must fail if its server is no primary. Raises: SeveralPrimaries; the error of
+    the first of `connects` if no server is a primary.
     """
     tries = [asyncio.create_task(connect) for connect in connects]
     chosen: C | None = None
@@ -86,7 +86,7 @@ async def connect_to_primary(
             log.error("several-primaries", extra={"servers": len(primaries)})
             primaries = [found for found in primaries if await has_history(found)]
             if len(primaries) != 1:
-                raise SeveralPrimaries("more than one of the DSN's servers is a primary: stop one")
+                raise SeveralPrimaries("several servers of the DSN are primaries: stop all but one")
         chosen = primaries[0] if primaries else tries[0].result()
         return chosen
     finally:
@@ -98,7 +98,7 @@ async def connect_to_primary(
 
 
 async def _ended(tries: "Sequence[asyncio.Task[C]]") -> None:
-    """Wait until all tries have ended, or for `_LATE_S` after one has found a primary."""
+    """Wait until all attempts have ended, or until `_LATE_S` after one has found a primary."""
     pending = set(tries)
     while pending and not _connected(tries):
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

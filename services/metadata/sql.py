@@ -1,4 +1,4 @@
-"""SQL shared by the stores: rows as JSON, and pages with limits of rows and bytes."""
+"""SQL shared by the stores: rows as JSON, and pages with limits on rows and bytes."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -9,44 +9,44 @@ from quorumlog.wire.bodies import T, codec
 from services.metadata.database import Connection
 
 PAGE_BYTES_MAX: Final = 1 << 20
-"""Limit on the bodies' text in one page, which has at least one row. So a page takes Postgres and
-this process some 30 ms (measured), however large the rows are."""
+"""Limit on the bodies' text in a page of more than one row. With this limit, a page takes Postgres
+and this process about 30 ms, even for large rows (measured)."""
 PAGE_ROWS_MAX: Final = 2500
-"""Limit on the rows of one page, about as many as PAGE_BYTES_MAX admits at typical sizes. It also
-limits how many sizes Postgres adds up."""
+"""Limit on the rows of one page, about as many as fit in PAGE_BYTES_MAX at typical sizes. Also limits
+how many sizes Postgres adds up."""
 
 
 IS_AFTER_LOSS: Final = "created_at > coalesce((SELECT loss_accepted_at FROM cluster), '-infinity')"
 """Whether a row was created after the last accepted loss of changes. The lost history may have
-committed or named older rows, so these wait for an operator (rule 18a)."""
+committed or referenced older rows, so older rows wait for an operator (rule 18a)."""
 
 
 def utc(column: str) -> str:
-    """SQL that formats a column's time as RFC 3339, in UTC."""
+    """Return SQL that formats a column's time as RFC 3339, in UTC."""
     return f"to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {column}"
 
 
 def is_shown(column: str, shown: str, value: Callable[[object], str]) -> str:
-    """SQL condition for the rows that the grants in `shown` allow in a list (`wire/bodies.py`,
-    SHOWN). `column` has `logs/NAME` or `ledgers/NAMESPACE`, and is sorted by bytes. `value` adds a
-    parameter to the query and returns its placeholder.
+    """Return the SQL condition for the rows that the grants in `shown` allow in a list
+    (`wire/bodies.py`, SHOWN). `column` has `logs/NAME` or `ledgers/NAMESPACE`, and is sorted by
+    bytes. `value` adds a parameter to the query, and returns the parameter's placeholder.
 
-    Each grant becomes a range, for which Postgres can use an index, unlike for a pattern.
+    Each grant becomes a range, because Postgres could not use an index for a pattern.
     """
     ranges = []
     for one in filter(None, shown.split(",")):
         low = one.removesuffix("*")
-        # Every text that begins with "ab" is below "ac". From "ab" to "ab\x01" there is only "ab",
-        # since no text has a zero byte.
+        # Every text that begins with "ab" is below "ac". The only text from "ab" to "ab\x01" is
+        # "ab", since no text has a zero byte.
         high = low[:-1] + chr(ord(low[-1]) + 1) if low != one else low + "\x01"
         ranges.append(f"{column} >= {value(low)} AND {column} < {value(high)}")
     return f"({' OR '.join(ranges) or 'false'})"
 
 
 def json_rest(record: asyncpg.Record, body: str | None = None) -> bytes:
-    """The rest of a row's JSON, after the row's key. `body` replaces the record's body.
+    """Return the rest of a row's JSON after the row's key. `body` replaces the record's body.
 
-    Rows are not validated here: validation takes most of a page's time, and the reader does it.
+    Rows are not validated here, because the reader validates them, and validation is slow.
     """
     return b'"version":%d,"created_at":"%b",%b' % (
         record["version"],
@@ -56,22 +56,21 @@ def json_rest(record: asyncpg.Record, body: str | None = None) -> bytes:
 
 
 def value_of(cls: type[T], record: asyncpg.Record, **given: object) -> T:
-    """A body or value with the columns of a record as fields; `given` overrides columns."""
+    """Create a body or value from a record's columns. `given` overrides columns."""
     value: T = codec(cls).validate_python(dict(record) | given, strict=False, extra="ignore")
     return value
 
 
 async def ids_of(connection: Connection, query: str, *values: object) -> tuple[int, ...]:
-    """The ids in the first column of a query's result."""
+    """Return the ids in the first column of a query's result."""
     return tuple(record[0] for record in await connection.fetch(query, *values))
 
 
 def page_of(rows: str, *, order: str, row: str, limit: str) -> str:
-    """The query of a page. `rows` is a SELECT with `body_bytes`, without order and limit.
+    """Return the query of a page. `rows` is a SELECT with `body_bytes`, without order and limit.
 
-    `row` lists the columns to return. The columns are read only for rows of the page, so that
-    Postgres reads no long body in vain. The last row's `has_more` says whether another page
-    follows.
+    `row` lists the columns to return. Postgres reads these columns only for rows of the page, to
+    avoid useless reads of long bodies. The last row's `has_more` is true if another page follows.
     """
     most = f"least({limit}::bigint, {PAGE_ROWS_MAX})"
     return (

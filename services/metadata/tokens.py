@@ -1,5 +1,5 @@
-"""Stores access tokens of users, whose list gateways read, and the audit log, which is read in
-pages and trimmed (docs/adr/0022-audit-log.md).
+"""Stores users' access tokens, and reads and trims the audit log (docs/adr/0022-audit-log.md).
+Gateways read the list of tokens.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ from services.metadata.attempts import is_applied, record_attempt
 from services.metadata.sql import utc, value_of
 
 TOKENS_MAX: Final = 2000
-"""Chosen by judgement: gateways read the whole list after a change, some 700 KB in 20 ms."""
+"""Maximum tokens (chosen by judgement). Gateways read the list, 700 KB in 20 ms, after a change."""
 
 _ROW: Final = f"id, hash, body::text AS body, {utc('created_at')}, {utc('expires_at')}"
 _FORGET: Final = "DELETE FROM access_tokens WHERE expires_at < now() - interval '7 days'"
-"""Expired tokens stay in lists for a week, which shows owners why a token is rejected."""
+"""Expired tokens stay in lists for a week, so that their owners can see why they are rejected."""
 
 
 class TokenStore(database.RowStore):
@@ -35,9 +35,9 @@ class TokenStore(database.RowStore):
 
     @database.transactional
     async def create(self, connection: database.Connection, request: TokenCreate) -> TokenRow:
-        """Store an access token by its secret's hash. A retry gets the first answer.
+        """Store an access token by its secret's hash. A retry gets the first response.
 
-        Raises: InvalidRequest; NoSuchToken for a repeat after the token was revoked.
+        Raises: InvalidRequest; NoSuchToken for a retry after the token was revoked.
         """
         token, target = request.token, f"create token {request.token.id}"
         # Lock the list against other changes, because the limit applies to all tokens together.
@@ -52,7 +52,7 @@ class TokenStore(database.RowStore):
         if await database.ages_count(connection):
             await connection.execute(_FORGET)
         if await connection.fetchval("SELECT count(*) FROM access_tokens") >= TOKENS_MAX:
-            raise InvalidRequest(f"there are {TOKENS_MAX} access tokens already: revoke some")
+            raise InvalidRequest(f"there are already {TOKENS_MAX} access tokens: revoke some first")
         record = await connection.fetchrow(
             "INSERT INTO access_tokens (id, hash, body, expires_at)"
             " VALUES ($1, $2, $3::text::jsonb, now() + make_interval(secs => $4))"
@@ -63,7 +63,7 @@ class TokenStore(database.RowStore):
             request.expires_in_s,
         )
         if record is None:
-            raise InvalidRequest("another access token has this id or this secret")
+            raise InvalidRequest("the id or the secret is already in use: generate new values")
         await record_attempt(connection, request.attempt, target)
         return _row_of(record, token.id)
 
@@ -71,7 +71,7 @@ class TokenStore(database.RowStore):
     async def revoke(
         self, connection: database.Connection, token_id: str, request: TokenRevoke
     ) -> None:
-        """Delete an access token; a repeat of the attempt succeeds. Raises: NoSuchToken."""
+        """Delete an access token. A repeat of the attempt succeeds. Raises: NoSuchToken."""
         target = f"revoke token {token_id}"
         await connection.execute("UPDATE access_token_list SET version = gen_random_uuid()")
         if await is_applied(connection, request.attempt, target):
@@ -82,7 +82,7 @@ class TokenStore(database.RowStore):
             raise no_such_token(token_id)
         await record_attempt(connection, request.attempt, target)
 
-    @database.proven  # a database that went back may have tokens that were revoked since (rule 18a)
+    @database.proven  # a database that went back in time may have revoked tokens (rule 18a)
     async def list(self, connection: database.Connection, *, known: str | None = None) -> TokenList:
         """All access tokens in order of creation, or none if `known` is the current version."""
         records = await connection.fetch(
@@ -100,7 +100,7 @@ class TokenStore(database.RowStore):
 
 
 def no_such_token(token_id: str) -> NoSuchToken:
-    """The error for an unknown id of an access token."""
+    """Create the error for an unknown access token id."""
     return NoSuchToken(f"there is no access token {token_id}")
 
 
@@ -116,9 +116,9 @@ _PAGE: Final = (
     " AND ($3::text IS NULL OR target = $3) ORDER BY number LIMIT $4 + 1"
 )
 _TRIMMED_AT_ONCE: Final = 1000
-"""Rows that one transaction deletes in some 10 ms, chosen by judgement."""
+"""Rows that one transaction deletes, in about 10 ms (chosen by judgement)."""
 _NEVER_DAYS: Final = 365_000
-"""An age in days that no row reaches."""
+"""An age in days that is above the age of any row."""
 _TRIM: Final = (
     f"WITH oldest AS (SELECT number, at FROM audit ORDER BY number LIMIT {_TRIMMED_AT_ONCE})"
     " DELETE FROM audit WHERE number IN (SELECT number FROM oldest"
@@ -132,7 +132,7 @@ class AuditStore(database.RowStore):
     """The store of audited requests."""
 
     days: int
-    """Rows that are older than this number of days are deleted."""
+    """Rows older than this number of days are deleted."""
     rows_max: int
     """Only this number of the latest rows is kept."""
 
@@ -146,19 +146,19 @@ class AuditStore(database.RowStore):
         target: str | None = None,
         limit: int,
     ) -> AuditList:
-        """Audited requests that changed something, with numbers above `after`, ascending."""
+        """Audited requests with changes and with numbers above `after`, ascending."""
         records = await connection.fetch(_PAGE, after, since, target, limit)
         rows = tuple(AuditRow.model_validate(dict(record)) for record in records[:limit])
         return AuditList(audit=rows, next=rows[-1].number if len(records) > limit else None)
 
     async def trim(self) -> None:
-        """Delete all rows that `days` and `rows_max` do not keep."""
+        """Delete all rows beyond the limits `days` and `rows_max`."""
         while await self._trim_some() == _TRIMMED_AT_ONCE:
             pass
 
     @database.transactional
     async def _trim_some(self, connection: database.Connection) -> int:
-        """Delete a batch of the oldest rows that are not kept. Returns how many were deleted."""
+        """Delete a batch of the oldest rows beyond the limits. Returns the number of deleted rows."""
         days = self.days if await database.ages_count(connection) else _NEVER_DAYS
         done = await connection.execute(_TRIM, days, self.rows_max)
         return int(done.removeprefix("DELETE "))

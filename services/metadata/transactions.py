@@ -1,8 +1,8 @@
-"""Transactions: ledgers that a log begins to name in one database transaction, or not at all.
+"""Transactions, whose ledgers become part of a log in one database transaction, or not at all.
 
 Rows are locked in one order: the log, the transaction, the app, the ledgers. A commit or an abort
-locks the transaction's row, so that the second of two concurrent ones sees the result of the first.
-Unpublished ledgers become unnamed ledgers, which gateways recover and delete (rule 22).
+locks the transaction's row, so that a concurrent commit or abort sees the result. Unpublished ledgers
+become unnamed ledgers, which gateways recover and delete (rule 22).
 """
 
 import contextlib
@@ -53,10 +53,10 @@ _ROW: Final = (
     f"{utc('created_at')}, {utc('expires_at')}"
 )
 """One statement reads state and ledgers, so that they are consistent. With two statements, a
-transaction that ended in between would look OPEN and without ledgers."""
+transaction that ended in between would seem to be OPEN and without ledgers."""
 _RENEWED: Final = "now() + make_interval(secs => ttl_s)"
 _KEPT_S: Final = 7 * 24 * 3600
-"""How long an ended transaction is kept, chosen by judgement; an app's last one stays for ever."""
+"""How long an ended transaction is kept (chosen by judgement). An app's last stays forever."""
 
 EXPIRED: Final = (
     "SELECT id FROM transactions WHERE state = 'OPEN' AND expires_at < now()"
@@ -71,16 +71,16 @@ class TransactionStore(RowStore):
     open: int = 0
     """The number of OPEN transactions at the last count."""
     orphans: int = 0
-    """The number of ledgers that waited for their deletion at the last count."""
+    """The number of ledgers that waited for deletion at the last count."""
 
     @transactional
     async def begin(
         self, connection: Connection, request: log_bodies.TransactionBeginBody
     ) -> Transaction:
-        """Begin a transaction, or return the existing one of this app and version.
+        """Begin a transaction, or return the existing transaction of this app and version.
 
-        A version that is not above the app's last one gets a COMMITTED transaction, since there is
-        nothing to do. Raises: NoSuchLog, LogClosed; InvalidRequest if the id is in use.
+        A version that is not above the app's last version gets a COMMITTED transaction, because
+        nothing is left to do. Raises: NoSuchLog, LogClosed; InvalidRequest if the id is in use.
         """
         await _lock_log_shared(connection, request.log)
         known = await _find_earlier_try(connection, request)
@@ -97,7 +97,7 @@ class TransactionStore(RowStore):
                 return _row(made)
             known = await _find_earlier_try(connection, request)
             if known is not None:
-                # A concurrent try of this request has just begun the transaction.
+                # A concurrent copy of this request has just begun the transaction.
                 return known
             shared = await connection.fetchrow(
                 f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
@@ -107,7 +107,7 @@ class TransactionStore(RowStore):
                 request.app,
                 request.version,
             )
-            # None means that the other transaction of this version ended meanwhile: try again.
+            # None means that the other transaction of this version has ended, so try again.
             if shared is not None:
                 return _row(shared)
 
@@ -123,7 +123,7 @@ class TransactionStore(RowStore):
             await self._renew(transaction_id)
         return log_bodies.TransactionAlive(state=state)
 
-    # A plain read, because appends wait for the answer, and nothing is changed.
+    # Use a plain read, because appends wait for the result, and no data is changed.
     @plain
     async def _state(
         self, connection: Connection, transaction_id: str
@@ -146,9 +146,9 @@ class TransactionStore(RowStore):
 
     @transactional
     async def abort(self, connection: Connection, transaction_id: str) -> Transaction:
-        """Abort a transaction and release its ledgers; idempotent.
+        """Abort a transaction and release its ledgers. Idempotent.
 
-        Raises: NoSuchTransaction; TransactionCommitted, without a change.
+        Raises: NoSuchTransaction, TransactionCommitted.
         """
         record = await _get(connection, transaction_id, lock=True)
         if record["state"] == TransactionState.COMMITTED:
@@ -204,7 +204,7 @@ class TransactionStore(RowStore):
 
     @transactional
     async def expire(self, connection: Connection, limit: int) -> int:
-        """Abort expired transactions and delete old ended ones; returns how many were aborted."""
+        """Abort expired and delete old ended transactions. Returns the number of aborted ones."""
         if not await ages_count(connection):
             return 0
         records = await connection.fetch(EXPIRED, limit)
@@ -222,7 +222,7 @@ class TransactionStore(RowStore):
 
     @plain  # only gauges use the counts
     async def count(self, connection: Connection) -> None:
-        """Count the OPEN transactions, and the ledgers that wait for their deletion."""
+        """Count the OPEN transactions, and the ledgers that wait for deletion."""
         record = await connection.fetchrow(
             "SELECT (SELECT count(*) FROM transactions WHERE state = 'OPEN') AS open,"
             f" (SELECT count(*) FROM unnamed_ledgers WHERE {NOT_SHARED}) AS orphans"
@@ -246,18 +246,18 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
 async def _answer_ended(
     connection: Connection, record: asyncpg.Record, request: log_bodies.TransactionCommitBody
 ) -> log_bodies.TransactionDone:
-    """The answer to a commit of an ended transaction; its repeat also gets the log's row."""
+    """Return the response to a commit of an ended transaction. A retry also gets the log's row."""
     row: LogMetadata | None = None
     target = f"transaction {record['id']}"
     if await is_applied(connection, request.attempt, target) and request.row is not None:
-        # The log may have been deleted since; the transaction is committed nevertheless.
+        # The log may have been deleted since, but the transaction is still committed.
         with contextlib.suppress(NoSuchLog):
             row = await read_log(connection, record["log"], "FOR UPDATE")
     return log_bodies.TransactionDone(transaction=_repeated(record, request), row=row)
 
 
 def _repeated(record: asyncpg.Record, request: log_bodies.TransactionCommitBody) -> Transaction:
-    """The answer to a repeated commit. Raises: TransactionAborted, TransactionCommitted."""
+    """Return the response to a repeated commit. Raises: TransactionAborted, TransactionCommitted."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
     row = _row(record)
@@ -316,13 +316,13 @@ async def _end_committed(
             record["app_version"],
             record["id"],
         )
-    assert ended is not None, "its row is locked"
+    assert ended is not None, "a transaction with a locked row exists"
     return _row(ended)
 
 
 async def commit_placed(connection: Connection, log: LogMetadata) -> None:
-    """Commit OPEN transactions with ledgers that a rebuilt log names. The transactions were
-    committed in the lost history, and an abort would delete the log's ledgers.
+    """Commit OPEN transactions whose ledgers are part of a rebuilt log. The lost history committed
+    these transactions, and an abort would delete the log's ledgers.
     """
     items = await _with_replaced(connection, log)
     records = await connection.fetch(
@@ -339,7 +339,7 @@ async def commit_placed(connection: Connection, log: LogMetadata) -> None:
 
 
 async def _with_replaced(connection: Connection, log: LogMetadata) -> Sequence[LogItem]:
-    """The log's items, each behind those that its ledger has replaced (rule 27c)."""
+    """Return the log's items, each after the items that its ledger has replaced (rule 27c)."""
     records = await connection.fetch(
         "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
         " WHERE ledger_id = ANY($1::bigint[]) AND lineage -> 'replaced' <> '[]'",
@@ -362,7 +362,7 @@ async def _with_replaced(connection: Connection, log: LogMetadata) -> Sequence[L
 async def _check_sealed(
     connection: Connection, transaction_id: str, ledgers: Sequence[Sealed], *, must_be_empty: bool
 ) -> None:
-    """Raise InvalidRequest unless all ledgers are this transaction's, CLOSED, and end as stated."""
+    """Raise InvalidRequest unless all are CLOSED ledgers of the transaction with the stated ends."""
     ids = [sealed.ledger_id for sealed in ledgers]
     records = await connection.fetch(
         "SELECT l.ledger_id, l.state, (l.body ->> 'last_entry')::bigint AS last_entry"
@@ -377,17 +377,17 @@ async def _check_sealed(
     for index, sealed in enumerate(ledgers):
         found, problem = ends.get(sealed.ledger_id), ""
         if found is None:
-            problem = "is no ledger of this transaction"
+            problem = "is not a ledger of this transaction"
         elif found["state"] != State.CLOSED:
-            problem = "is not closed"
+            problem = "is not CLOSED: close it first"
         elif sealed.last_entry not in (None, found["last_entry"]):
             problem = f"ends at {found['last_entry']}, not at {sealed.last_entry}"
         elif must_be_empty and found["last_entry"] != NO_ENTRY:
-            problem = "has records, but the request lacks the log's row"
+            problem = "has records, so the request must have the log's row"
         if problem:
             errors.append({"pointer": f"/ledgers/{index}", "detail": problem})
     if len(set(ids)) != len(ids):
-        errors.append({"pointer": "/ledgers", "detail": "names a ledger twice"})
+        errors.append({"pointer": "/ledgers", "detail": "must not have a ledger twice"})
     if errors:
         detail = "; ".join(f"{error['pointer']} {error['detail']}" for error in errors[:10])
         raise InvalidRequest(detail, errors=errors)
@@ -396,7 +396,7 @@ async def _check_sealed(
 async def _check_published(
     connection: Connection, old: LogMetadata, new: LogMetadata, ledgers: Sequence[Sealed]
 ) -> tuple[LogItem, ...]:
-    """The published items, if `old` may change to `new` (rule 28). Raises: InvalidRequest."""
+    """Return the published items if `old` may change to `new` (rule 28). Raises: InvalidRequest."""
     published = published_by(old, new, ledgers)
     ended = [item.ledger_id for item in old.unsealed]
     ended += [item.ledger_id for item in published]
@@ -407,7 +407,7 @@ async def _check_published(
     )
     if unsealed is not None:
         raise InvalidRequest(
-            f"/row: ledger {unsealed} is not CLOSED", log=old.name, ledger_id=unsealed
+            f"/row: ledger {unsealed} must be CLOSED", log=old.name, ledger_id=unsealed
         )
     return published
 
@@ -425,20 +425,20 @@ async def _lock_log_shared(connection: Connection, name: str) -> None:
 async def _find_earlier_try(
     connection: Connection, request: log_bodies.TransactionBeginBody
 ) -> Transaction | None:
-    """The transaction that an earlier try of this request began. Raises: InvalidRequest."""
+    """Find the transaction that an earlier copy of this request began. Raises: InvalidRequest."""
     found = await _find(connection, request.id)
     if found is None:
         return None
     begun = (found["log"], found["app"], found["app_version"])
     if begun != (request.log, request.app, request.version):
-        raise InvalidRequest("another transaction has this id")
+        raise InvalidRequest("another transaction has this id: choose a new id")
     return _row(found)
 
 
 async def _insert(
     connection: Connection, request: log_bodies.TransactionBeginBody, *, state: TransactionState
 ) -> asyncpg.Record | None:
-    """Insert a row; None if an OPEN transaction has the app and version, or any has the id."""
+    """Insert a row. Returns None if the id is in use, or an OPEN transaction has this version."""
     return await connection.fetchrow(
         "INSERT INTO transactions (id, log, app, app_version, state, is_duplicate, ttl_s,"
         " expires_at, ended_at) VALUES ($1, $2, $3, $4, $5, $5 <> 'OPEN', $6::int,"
@@ -456,19 +456,19 @@ async def _insert(
 async def _answer_old_version(
     connection: Connection, request: log_bodies.TransactionBeginBody, done: asyncpg.Record
 ) -> Transaction:
-    """The answer to a request to begin a version that is not above the app's last one."""
+    """Return the response to the begin of a version that is not above the app's last version."""
     if done["version"] == request.version:
         return _row(await _get(connection, done["transaction"]))
     made = await _insert(connection, request, state=TransactionState.COMMITTED)
     if made is not None:
         return _row(made)
     known = await _find_earlier_try(connection, request)
-    assert known is not None, "only its id stood in the way"
+    assert known is not None, "the insert must have failed because of an equal id"
     return known
 
 
 async def _last_version(connection: Connection, log: str, app: str) -> asyncpg.Record | None:
-    """The app's last version, which can't change while the log's row is locked."""
+    """Return the app's last version, which can't change while the log's row is locked."""
     return await connection.fetchrow(
         "SELECT version, transaction FROM app_versions WHERE log = $1 AND app = $2", log, app
     )
@@ -486,7 +486,7 @@ async def _find(
 async def _get(
     connection: Connection, transaction_id: str, *, lock: bool = False
 ) -> asyncpg.Record:
-    """A transaction's record, whose row is locked with `lock`. Raises: NoSuchTransaction."""
+    """Read a transaction's record, and lock its row with `lock`. Raises: NoSuchTransaction."""
     found = await _find(connection, transaction_id, lock=lock)
     if found is None:
         raise _missing(transaction_id)
@@ -494,7 +494,7 @@ async def _get(
 
 
 def _missing(transaction_id: str) -> NoSuchTransaction:
-    # The transaction may have existed, but its outcome is no longer known.
+    # The transaction may have existed, but its outcome is now unknown.
     return NoSuchTransaction(
         f"there is no transaction {transaction_id}, or it ended more than {_KEPT_S // 86_400} days ago"
     )

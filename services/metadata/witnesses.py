@@ -1,4 +1,4 @@
-"""Requests of witness holders, and an operator's acceptance of a loss (rule 18a)."""
+"""Requests of processes that keep witnesses, and the acceptance of losses (rule 18a)."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from services.metadata.rebuild import Notify, Rebuilder
 log = logging.getLogger(__name__)
 
 _HELD_MAX: Final = 8
-"""If more tokens are held, one new token replaces all of them (chosen by judgement)."""
+"""If a process has more tokens, one new token replaces all of them (chosen by judgement)."""
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class WitnessStore(RowStore):
 
     async def confirm(self) -> WitnessState:
         """Check that the database contains the request's witnesses and this process's tokens. The
-        answer has at least one witness, and stands for all that were checked.
+        response has at least one witness, and covers all witnesses that were checked.
 
         Raises: DatabaseWentBack.
         """
@@ -40,14 +40,14 @@ class WitnessStore(RowStore):
 
     @transactional
     async def _mark_if_due(self, connection: Connection) -> None:
-        """Make a change whose token stands for all other tokens, if no token or many are held."""
+        """If this process has no or too many tokens, make a change whose token replaces them."""
         memory = self.database.memory
         known = len(memory.wanted | set(memory.presented(PRESENTED.get())))
         if not 1 <= known <= _HELD_MAX:
             await record_change(connection, "mark")
 
     def state(self) -> WitnessState:
-        """The tokens that this process holds, and those that the database lacked when checked."""
+        """Return this process's tokens, and the tokens that the database lacked when checked."""
         memory = self.database.memory
         return WitnessState(
             held=memory.witnesses,
@@ -65,16 +65,15 @@ class WitnessStore(RowStore):
         ledgers: Sequence[int],
         notify: Notify,
     ) -> WitnessState:
-        """Accept the loss of these witnesses' changes, as an operator decided. `lost`: bookies that
-        never return. `ledgers`: ledgers that keep the database's rows, although bookies hold copies
-        of other rows. `notify` receives lines of progress.
+        """Accept the loss of these witnesses' changes, as an operator decided. `lost` has bookies
+        that never return. `ledgers` keep the database's rows, although bookies have copies of other
+        rows. `notify` receives lines of progress.
 
-        Raises: InvalidRequest; NotEnoughBookies while another bookie is silent, since ids of
-        ledgers that it holds would be assigned again; CopyLost while a rebuild would write rows
-        (rule 18d).
+        Raises: InvalidRequest; NotEnoughBookies while another bookie is silent, because ids of its
+        ledgers could be assigned again; CopyLost while a rebuild would write rows (rule 18d).
         """
         if not (witnesses or lost or ledgers):
-            raise InvalidRequest("name at least one witness, lost bookie or ledger")
+            raise InvalidRequest("send at least one witness, lost bookie or ledger")
         cluster_id = self.database.memory.cluster_id
         tokens = set()
         for witness in witnesses:
@@ -82,7 +81,7 @@ class WitnessStore(RowStore):
             if token is None:
                 raise InvalidRequest(f"{witness} is not a witness of this cluster ({cluster_id})")
             tokens.add(token)
-        # Witnesses are not checked: the database lacks these tokens, and an operator decides.
+        # Don't check witnesses, because an operator accepts that the database lacks these tokens.
         await self.database.run(lambda connection: note_lost(connection, lost))
         if tokens:
             await self._accept_tokens(tokens, lost, notify)
@@ -98,24 +97,24 @@ class WitnessStore(RowStore):
         silent = [name for name in await self._inquiry.ask() if name not in lost]
         if silent:
             raise NotEnoughBookies(
-                f"{', '.join(silent)}: no answer. Ids of ledgers that a bookie holds must not be assigned"
-                " again: start it, or, if it never returns, name it as lost",
+                f"these bookies do not respond: {', '.join(silent)}. Start them, or name them as lost if they never"
+                " return: the ids of their ledgers must not be assigned again",
                 bookies=silent,
             )
         if behind := await self._rebuilder.count_behind(lost, notify):
             raise CopyLost(
-                f"the database's rows of {behind} ledgers are missing, or older than copies that bookies hold: run"
-                " `quorumlog metadata rebuild` first, or a recovery by an older row cuts off acknowledged entries",
+                f"the database's rows of {behind} ledgers are missing, or older than the bookies' copies: first run"
+                " `quorumlog metadata rebuild`, because a recovery by an older row would cut off acknowledged entries",
                 ledgers=behind,
             )
         await self.database.run(lambda connection: accept_tokens(connection, tokens))
 
     @transactional
     async def _accept_row(self, connection: Connection, ledger_id: int) -> None:
-        """Keep the database's row, which then says that the ledger may lack entries."""
+        """Keep the database's row, and mark that the ledger may lack entries."""
         row = await lock_ledger(connection, ledger_id)
         if not await prove(connection, ledger_id):
-            raise InvalidRequest("there is no loss to accept for this ledger", ledger_id=ledger_id)
+            raise InvalidRequest("the ledger has no loss to accept", ledger_id=ledger_id)
         attempt = str(uuid4())
         await write_row(connection, replace(row, may_lack_entries=True), attempt)
         await record_attempt(connection, attempt, f"ledger {ledger_id}")

@@ -1,15 +1,15 @@
-"""Certificates of a cluster: a small certificate authority in a folder, and descriptions of
-certificates.
+"""Makes and describes the certificates of a cluster, with a small certificate authority in a
+folder.
 
 A service's certificate contains a URI with its cluster, role and name,
 `quorumlog://CLUSTER/ROLE/NAME`, and the hosts at which the service listens. `net/tls.py` reads the
 URI when a process connects. An operator may use another authority, if its certificates contain that
 URI.
 
-The command line and the local cluster make certificates with this module. It needs `cryptography`
-(extra `certificates`) and nothing of quorumlog. The authority's file has the list of revoked
-certificates (CRL, RFC 5280) behind the authority's own certificate, so every process that has the
-file has the list.
+The command line and the local cluster make certificates with this module. It requires
+`cryptography` (extra `certificates`) and imports nothing from quorumlog. The authority's file
+contains its certificate and then the list of revoked certificates (CRL, RFC 5280), so every process
+that has the file has the list.
 """
 
 import os
@@ -32,27 +32,27 @@ ROLES: Final = ("gateway", "bookie", "metadata", "autorecovery", "operator", "mo
 """The roles of processes. `net/identity.py` defines what each role may do."""
 
 AUTHORITY_DAYS: Final = 3650
-"""Default validity of an authority: ten years, because a new authority's certificate must be copied
-to every host (chosen by judgement)."""
+"""Default validity of an authority. It is long, because a new authority's certificate must be
+copied to every host (chosen by judgement)."""
 DAYS: Final = 365
-"""Default validity of a certificate: a year, so that a yearly routine renews it in time (chosen by
-judgement). An alert fires 14 days before the end."""
+"""Default validity of a certificate, for a yearly renewal (chosen by judgement). An alert fires 14
+days before the end."""
 
 _AUTHORITY: Final = "ca"
 _ISSUED: Final = "issued.txt"
-"""File with a line for each issued certificate: serial number and URI. It is needed to revoke
+"""File with the serial number and the URI of each issued certificate. It is needed to revoke
 certificates whose file a renewal has replaced, since they stay valid until their end.
 """
 _LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
 _PEM: Final = serialization.Encoding.PEM
 _CLOCK_SKEW: Final = timedelta(hours=1)
-"""Certificates are valid from this long before their issue, because the clocks of hosts differ."""
+"""Time before its issue from which a certificate is valid, because the clocks of hosts differ."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 
 
 class CertificateRefused(ValueError):
-    """A certificate can't be made as requested, or a file is not a certificate."""
+    """A certificate can't be issued as requested, or a file is not a usable certificate or key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Subject:
                     f"{name!r} is not a valid {what}: use 1 to 100 letters, digits, '.', '_' and '-'"
                 )
         if self.role not in ROLES:
-            raise CertificateRefused(f"{self.role!r} is not a role: use {', '.join(ROLES)}")
+            raise CertificateRefused(f"{self.role!r} is not a role: use one of {', '.join(ROLES)}")
         for host in self.hosts:
             _general_name(host)
 
@@ -83,7 +83,7 @@ class Subject:
 
     @property
     def file(self) -> str:
-        """The name of the certificate's files, without an ending."""
+        """The name of the certificate's files, without a suffix."""
         return f"{self.role}-{self.name}"
 
 
@@ -99,7 +99,7 @@ class Description:
     is_authority: bool
 
     def days_left(self, now: datetime) -> int:
-        """Whole days until the certificate expires; negative after that."""
+        """Whole days until the certificate expires; negative if it has expired."""
         return (self.ends - now).days
 
 
@@ -140,7 +140,7 @@ def issue(
     signer = _read_key(folder / f"{_AUTHORITY}-key.pem")
     subject = Subject(_cluster_of(authority), role, name, tuple(dict.fromkeys(hosts)))
     if role not in ("operator", "monitor") and not subject.hosts:
-        raise CertificateRefused(f"a {role} listens: name the hosts at which others reach it")
+        raise CertificateRefused(f"a {role} needs hosts: add a --host at which others reach it")
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(subject.uri), *map(_general_name, subject.hosts)]
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -169,19 +169,18 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
     authority = _cluster_of(_read_certificate(folder / f"{_AUTHORITY}.pem"))
     if subject.cluster != authority:
         raise CertificateRefused(
-            f"{certificate} belongs to cluster {subject.cluster}, but {folder} to {authority}"
+            f"{certificate} is of cluster {subject.cluster}, but the authority in {folder} is of {authority}"
         )
     if certificate.name != f"{subject.file}.pem":
-        raise CertificateRefused(f"{certificate} must be called {subject.file}.pem")
+        raise CertificateRefused(f"{certificate} must be renamed {subject.file}.pem")
     given = (subject.role, subject.name, subject.hosts)
     return issue(folder, *given, days=days, into=certificate.parent, replaces=True)
 
 
 def revoke(folder: Path, role: str, name: str) -> int:
     """Revoke all certificates that the authority in a folder has issued to a process, and return
-    their number.
-
-    The process's later certificates are valid. Raises: OSError, CertificateRefused.
+    their number. Certificates that are issued to the process later are valid. Raises: OSError,
+    CertificateRefused.
     """
     file = folder / f"{_AUTHORITY}.pem"
     authority, signer = _read_certificate(file), _read_key(folder / f"{_AUTHORITY}-key.pem")
@@ -189,7 +188,7 @@ def revoke(folder: Path, role: str, name: str) -> int:
     lines = (folder / _ISSUED).read_text("ascii").splitlines()
     serials = {int(line.split()[0], 16) for line in lines if line.split()[1:] == [uri]}
     if not serials:
-        raise CertificateRefused(f"{folder} has issued no certificate to {uri}")
+        raise CertificateRefused(f"{folder} has issued no certificate to {uri}: check the name")
     content = file.read_bytes()
     revoked = {serial for _, serial in _revoked_of(content)} | serials
     listed = _signed_list(authority, signer, revoked)
@@ -203,7 +202,7 @@ def read_revoked(file: Path) -> frozenset[tuple[bytes, int]]:
         return _revoked_of(file.read_bytes())
     except ValueError as error:
         raise CertificateRefused(
-            f"{file} has a broken list of revoked certificates: {error}"
+            f"{file} contains a damaged list of revoked certificates: {error}"
         ) from None
 
 
@@ -226,7 +225,7 @@ def describe(file: Path) -> Description:
 
 
 def key_file(certificate: Path) -> Path:
-    """The file of the key for a certificate that `create_authority` or `issue` wrote."""
+    """The file of the private key that belongs to a certificate's file."""
     return certificate.with_name(f"{certificate.stem}-key.pem")
 
 
@@ -239,9 +238,9 @@ def _builder(
     latest: datetime | None = None,
     path_length: int | None = None,
 ) -> x509.CertificateBuilder:
-    """Build an unsigned certificate. `path_length` is set only for an authority itself."""
+    """Build an unsigned certificate. `path_length` is given only for an authority's own."""
     if days < 1:
-        raise CertificateRefused("a certificate must be valid for at least one day")
+        raise CertificateRefused(f"`days` must be at least 1 (got {days})")
     now = datetime.now(UTC)
     ends = now + timedelta(days=days)
     is_authority, public = path_length is not None, key.public_key()
@@ -284,7 +283,7 @@ def _general_name(host: str) -> x509.GeneralName:
     first, *others = host.split(".")
     if len(host) > 253 or not all(map(_LABEL.fullmatch, (*others, *({first} - {"*"})))):
         raise CertificateRefused(
-            f"{host!r} is not a host: a DNS name or an IP address, without a port"
+            f"{host!r} is not a host: use a DNS name or an IP address, without a port"
         )
     return x509.DNSName(host)
 
@@ -306,7 +305,7 @@ def _signed_list(
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
         .last_update(now)
-        # RFC 5280 requires a time of the next list. This list stays valid as long as its authority.
+        # RFC 5280 requires the next list's time. This list is valid as long as its authority.
         .next_update(authority.not_valid_after_utc)
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
         .add_extension(_signed_by(signer), critical=False)
@@ -350,7 +349,7 @@ def _read_certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except ValueError as error:
-        raise CertificateRefused(f"{file} is not a certificate in PEM: {error}") from None
+        raise CertificateRefused(f"{file} must be a certificate in PEM: {error}") from None
 
 
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
@@ -358,9 +357,9 @@ def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(file.read_bytes(), None)
     except (TypeError, ValueError):
         # The original error's text may contain parts of the key.
-        raise CertificateRefused(f"{file} is not a key in PEM without a password") from None
+        raise CertificateRefused(f"{file} must be a key in PEM without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateRefused(f"{file} is not the key of an authority that `init` made")
+        raise CertificateRefused(f"{file} must be the key of an authority that `init` created")
     return key
 
 
@@ -372,11 +371,11 @@ def _write(
     *,
     replaces: bool,
 ) -> Path:
-    """Write the key, readable only by its owner, and the certificate, whose file it returns."""
+    """Write the key, readable only by its owner, and the certificate; return the latter's file."""
     file = folder / f"{name}.pem"
     for path in (file, key_file(file)):
         if not replaces and path.exists():
-            raise FileExistsError(f"{path} exists: nothing was written")
+            raise FileExistsError(f"{path} exists: nothing was written; move it away first")
     private = key.private_bytes(
         _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -386,7 +385,7 @@ def _write(
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file atomically, so that no reader sees a part of the new content."""
+    """Replace a file atomically, so that no reader sees incomplete content."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

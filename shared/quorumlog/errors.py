@@ -1,13 +1,13 @@
 """Every error that a caller of quorumlog can get: one class for each code of the HTTP API.
 
 A server raises an error, `wire/problems.py` turns it into `application/problem+json`, and the
-client raises an error of the same class. Three questions decide the class: may the same request be
-sent again (`retryable`), was the request done (`outcome`), and who caused the failure (the family
-and its `status`). The page `/problems/<code>` shows the class's docstring. The code is made from
-the class's name, and is a promise to clients: `tests/unit/wire/test_problems.py` lists all codes.
+client raises an error of the same class. The class determines whether the same request may be sent
+again (`retryable`), whether the request was carried out (`outcome`), and who caused the failure
+(the family and its `status`). The page `/problems/<code>` shows the class's docstring. The code is
+made from the class's name and never changes; `tests/unit/wire/test_problems.py` lists all codes.
 
 A class for a special case is a subclass of the general class, with a code of its own. Callers that
-catch the general class, or decide by `retryable` and `outcome`, need not know the subclass.
+catch the general class, or use only `retryable` and `outcome`, need no change for a new subclass.
 """
 
 import re
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 from quorumlog import header
 
 Outcome = Literal["not-done", "unknown"]
-"""Whether a failed request was certainly not done, or may have been done."""
+"""Whether a failed request certainly was not carried out, or may have been."""
 
 NOT_DONE: Final[Outcome] = "not-done"
 UNKNOWN: Final[Outcome] = "unknown"
@@ -47,13 +47,13 @@ class QuorumLogError(Exception):
     bookie: str | None
     log: str | None
     members: Mapping[str, Any]
-    """Further members of the problem document."""
+    """Additional members of the problem document."""
     instance: str | None
     """The id of the failed request."""
     extra_headers: Mapping[str, str]
 
     member_headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The members that the response repeats as headers, as a map from member to header name."""
+    """The header name for each member that the response repeats as a header."""
 
     def __init_subclass__(
         cls,
@@ -88,7 +88,7 @@ class QuorumLogError(Exception):
         if code is None or not travels:
             return
         if code in _BY_CODE or code == QuorumLogError.code:
-            raise TypeError(f"two error classes with the code {code}")
+            raise TypeError(f"the code {code} is used by two error classes: rename one of them")
         _BY_CODE[code] = cls
 
     def __init__(
@@ -106,7 +106,7 @@ class QuorumLogError(Exception):
         **members: Any,
     ) -> None:
         """Create an error. `detail` describes this occurrence. `outcome`, `retryable` and
-        `retry_after_s` replace the defaults of the class. `members` are further members of the
+        `retry_after_s` replace the defaults of the class. `members`: additional members of the
         problem document.
         """
         super().__init__(detail or self.title)
@@ -126,7 +126,7 @@ class QuorumLogError(Exception):
     def __setattr__(self, name: str, value: Any) -> None:
         """Raise AttributeError, except for attributes that Python sets, such as the traceback."""
         if not name.startswith("__"):
-            raise AttributeError(f"{name}: an error is not changed; raise another one")
+            raise AttributeError(f"{name} can't be set: errors are immutable, use `replace`")
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -134,7 +134,7 @@ class QuorumLogError(Exception):
         return f"{type(self).__name__}({self.code}: {self.detail})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle class and fields, so that errors can cross processes (multiprocessing, Spark)."""
+        """Pickle class and fields, so that errors can be sent to other processes (Spark)."""
         return (_rebuild, (type(self), self.detail, self.__dict__))
 
     @property
@@ -178,7 +178,7 @@ def codes() -> dict[str, type[QuorumLogError]]:
 
 
 def by_code(code: str) -> type[QuorumLogError]:
-    """The error class of a code; the base class if the code is unknown, as of a newer server."""
+    """The error class of a code; the base class for an unknown code, such as a newer server's."""
     return _BY_CODE.get(code, QuorumLogError)
 
 
@@ -190,7 +190,7 @@ class Invalid(QuorumLogError, status=400, outcome=NOT_DONE):
 
 
 class Refused(QuorumLogError, status=403, outcome=NOT_DONE):
-    """The caller is not allowed to do this."""
+    """The caller is not allowed to make this request."""
 
 
 class NotFound(QuorumLogError, status=404, outcome=NOT_DONE):
@@ -198,7 +198,7 @@ class NotFound(QuorumLogError, status=404, outcome=NOT_DONE):
 
 
 class Superseded(QuorumLogError, status=409, outcome=NOT_DONE):
-    """Another client or process changed the state: read the new state before a retry."""
+    """Another client or process changed the state. Read the new state before a retry."""
 
 
 class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, retry_after_s=1):
@@ -209,7 +209,7 @@ class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, 
 
 
 class BadRequest(Invalid, title="The request can't be parsed"):
-    """The request can't be parsed: broken JSON, a malformed number, a repeated key."""
+    """The request can't be parsed, because of broken JSON, a malformed number or a repeated key."""
 
 
 class InvalidRequest(Invalid, code="invalid", status=422, title="The request is not valid"):
@@ -230,36 +230,36 @@ class KeyRequired(Invalid, status=422, title="The log needs a key with each reco
     """
 
 
-class Unauthenticated(Refused, status=401, title="The caller is not known"):
-    """The request has no credentials, or its credentials are not valid here."""
+class Unauthenticated(Refused, status=401, title="The caller is not authenticated"):
+    """The request has no credentials, or its credentials are not valid for this cluster."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """The error's headers, with the challenge that every response with status 401 must have."""
+        """The error's headers, with the challenge that HTTP requires for status 401."""
         return {"WWW-Authenticate": 'Bearer realm="quorumlog"', **super().headers}
 
 
 class WakeTokenInvalid(Unauthenticated, title="The wake's token is not valid"):
-    """The request needs the token that came with the wake, as `Authorization: Bearer …`."""
+    """The request must have the wake's token, as `Authorization: Bearer …`."""
 
 
 class Forbidden(Refused, title="Not allowed"):
-    """The caller may not do this. For example, its token lacks a grant, or its web page's origin is
-    not in `CORS_ORIGINS`.
+    """The caller may not make this request. For example, its token lacks a grant, or the origin of
+    its web page is not in `CORS_ORIGINS`.
     """
 
 
 class CallerRefused(Refused, title="The caller's certificate does not allow this"):
-    """A service's request names a process or a host that its certificate does not name. A bookie
-    may register and act under its own name only, at a host of its certificate, and only if
+    """A service's request names a process or a host that is not in the service's certificate. A
+    bookie may act only under its own name and at a host in its certificate, and only if
     `ALLOWED_BOOKIES` lists its name.
     """
 
 
 class ForeignHost(Refused, status=421, title="The request is for another host"):
-    """The header `Host` does not name this process. This check stops web pages whose host name
-    resolves to the address of the process (DNS rebinding). A process accepts loopback names, IP
-    addresses, the host of `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
+    """The header `Host` does not contain a host of this process. This check stops web pages whose
+    host name resolves to the address of the process (DNS rebinding). A process accepts loopback
+    names, IP addresses, the host of `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
     """
 
 
@@ -293,8 +293,8 @@ class NoSuchLog(NotFound, title="No such log"):
     """There is no log with this name."""
 
 
-class LogDeleted(NoSuchLog, status=410, title="The log is deleted, and forks of it are not"):
-    """The log was deleted, but forks of it exist. Its name is free once all forks are deleted."""
+class LogDeleted(NoSuchLog, status=410, title="The log is deleted, but has forks"):
+    """The log was deleted, but forks of it exist. The name is free once all forks are deleted."""
 
 
 class NoSuchConsumer(NotFound, title="No such consumer"):
@@ -342,7 +342,7 @@ class NotAcceptable(Invalid, status=406, title="None of the accepted media types
 class RequestTimeout(
     Invalid, status=408, title="The request did not arrive in time", retryable=True
 ):
-    """The client took too long to send its headers or its body; the connection is closed."""
+    """The client took too long to send the headers or the body. The connection is closed."""
 
 
 class TooLarge(Invalid, status=413, title="The request is too large"):
@@ -365,28 +365,28 @@ class CodingUnknown(Invalid, status=501, title="The transfer coding is not suppo
 
 
 class CopyLost(Superseded, title="Bookies have ledger metadata that the database lacks"):
-    """Bookies have copies of newer metadata of the ledger: the database lacks the changes (their
-    tokens are in `attempts`), or an operator accepted their loss. No deletion or recovery may rely
-    on the database's older metadata.
+    """Bookies have copies of newer metadata of the ledger. The database lacks these changes, whose
+    tokens are in `attempts`, or an operator accepted their loss. The database's older metadata
+    can't be used for a deletion or recovery.
     """
 
 
 class StaleMember(Superseded, title="A member is not the registered incarnation of its bookie"):
-    """The change would add members to a ledger which are not registered incarnations of bookies.
-    `present` has the registered incarnation of each such bookie, or null if it is not registered.
-    If `is_final` is true, all these members are older incarnations: the change can't ever succeed.
+    """The change would add members that are not registered incarnations of bookies. `present` maps
+    each such bookie to its registered incarnation, or to null if it is not registered. If
+    `is_final` is true, all these members are older incarnations, so the change can never succeed.
     """
 
 
 class IncarnationUsed(Superseded, title="The incarnation belongs to another directory"):
-    """A bookie with a new directory would register as an incarnation that ledgers already name.
-    The bookie may have acknowledged entries under that incarnation, which the new directory lacks.
-    `named` is the highest incarnation of the bookie that ledgers name.
+    """A bookie with a new directory would register as an incarnation that ledgers already name. The
+    new directory may lack entries that were acknowledged under that incarnation. `named` is the
+    highest incarnation of the bookie that ledgers name.
     """
 
 
 class LedgerClosed(Superseded, title="The ledger is closed"):
-    """The ledger is closed: it accepts no entries, and its last entry (`last_entry`) is final."""
+    """The ledger is closed. It accepts no entries, and its last entry (`last_entry`) is final."""
 
 
 class LedgerFenced(Superseded, title="The ledger is fenced"):
@@ -395,7 +395,7 @@ class LedgerFenced(Superseded, title="The ledger is fenced"):
     """
 
 
-class LedgerExists(Superseded, title="The ledger's id is taken"):
+class LedgerExists(Superseded, title="The ledger's id is already used"):
     """A ledger with this id exists or existed. Each id is used only once."""
 
 
@@ -404,7 +404,7 @@ class OwnedByLog(Superseded, title="The ledger belongs to a log"):
 
 
 class WriterLost(Superseded, title="The ledger's writer is gone", outcome=UNKNOWN):
-    """The ledger's only writer is gone or silent. Recover the ledger to learn its end."""
+    """The ledger's only writer is gone or silent. Recover the ledger to determine its end."""
 
 
 class NotTheOwner(
@@ -430,7 +430,7 @@ class LogProtected(Superseded, title="The log is protected from deletion"):
 
 
 class LogClosed(Superseded, title="The log is closed"):
-    """The log is closed for ever: it accepts no further records."""
+    """The log is closed for ever. It accepts no more records."""
 
 
 class LogFenced(Superseded, title="A newer writer opened the log"):
@@ -439,7 +439,7 @@ class LogFenced(Superseded, title="A newer writer opened the log"):
 
 class LogReplaced(Superseded, title="The log was deleted and created again"):
     """The request is for a log that was deleted, and another log was created under the same name.
-    Nothing was done. Offsets of the old log mean nothing in the new log. Read the new log from
+    Nothing was done. Offsets of the old log are not valid in the new log. Read the new log from
     `earliest`, or reset the consumer to it.
     """
 
@@ -485,39 +485,39 @@ class TooManyQueues(Superseded, title="There are too many queues"):
 
 
 class SubscriptionExists(Superseded, title="The subscription exists with other settings"):
-    """The subscription exists with another configuration. Delete it to create it anew; what it has
-    acknowledged is then lost.
+    """The subscription exists with another configuration. Delete it to create it anew; its
+    acknowledged offsets are then lost.
     """
 
 
 class TooManySubscriptions(Superseded, title="There are too many subscriptions"):
-    """The cluster has reached its limit of subscriptions, or of streams that they link. Nothing was
-    done.
+    """The cluster has reached its limit of subscriptions, or of streams in subscriptions. Nothing
+    was done.
     """
 
 
 class WakeFenced(Superseded, title="The wake is no longer the current one"):
-    """The lease of this wake ended, or it was acknowledged. Another worker may have the work.
+    """The lease of this wake ended, or the wake was acknowledged. Another worker may have the work.
     Nothing was acknowledged. `generation` is the generation of the current wake.
     """
 
 
 class AlreadyClaimed(Superseded, title="Another worker has claimed the subscription"):
-    """The worker `current_holder` has the wake `generation` until its lease ends."""
+    """The worker `current_holder` has claimed the wake `generation` until its lease ends."""
 
 
 class NoPendingWork(Superseded, title="The subscription has no pending work"):
-    """All streams of the subscription are acknowledged up to their ends: wait for the next wake."""
+    """All streams of the subscription are acknowledged up to their ends. Wait for the next wake."""
 
 
 class InvalidOffset(Superseded, title="The offset can't be acknowledged"):
-    """An acknowledged offset is below an earlier one, beyond the stream's end, or of a stream that
-    the subscription does not have. Nothing was acknowledged.
+    """An acknowledged offset is below an earlier one, beyond the stream's end, or for a stream that
+    is not in the subscription. Nothing was acknowledged.
     """
 
 
 class SequenceGap(
-    Superseded, title="A request of this producer is missing before this one", retryable=True
+    Superseded, title="An earlier request of this producer is missing", retryable=True
 ):
     """An earlier request of this producer has not arrived. The header `Producer-Expected-Seq` has
     the missing request's sequence number.
@@ -526,7 +526,7 @@ class SequenceGap(
     member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
 
 
-class StreamSeqRegression(Superseded, title="A later stream sequence was appended before"):
+class StreamSeqRegression(Superseded, title="A higher stream sequence was appended already"):
     """`Stream-Seq` is not above the stream's last one, compared by bytes. Nothing was appended."""
 
 
@@ -568,8 +568,8 @@ class EntryLost(Superseded, status=410, title="The entry is lost"):
 
 
 class LossNotProven(Superseded, title="It is not proven that the entries are lost"):
-    """A loss is accepted only if the ledger is CLOSED and every bookie that could hold the entries
-    answers that it does not. `answers` has the answer of each bookie.
+    """A loss is accepted only if the ledger is CLOSED and every bookie that could store the entries
+    denies them. `answers` has the answer of each bookie.
     """
 
 
@@ -578,8 +578,8 @@ class VersionConflict(Superseded, status=412, title="The version has changed"):
 
 
 class AlreadyDone(Superseded, title="An earlier copy of the request was carried out"):
-    """A request with this `Idempotency-Key` was carried out already (rule 6a). `current` has the
-    current metadata. Only services get this error; a gateway's client gets the metadata instead.
+    """A request with this `Idempotency-Key` was already carried out (rule 6a). `current` has the
+    current metadata. Only services get this error; clients of a gateway get the metadata instead.
     """
 
 
@@ -606,8 +606,8 @@ class UnexpectedOffset(Superseded, status=412, title="The next record has anothe
 
 
 class LogFull(Superseded, title="The log has too many ledgers"):
-    """The log has reached its limit of ledgers, so it can't roll, and no transaction can commit to
-    it. A retry succeeds only after a truncation or the log's retention has dropped ledgers.
+    """The log has reached its limit of ledgers, so the log can't roll, and transactions can't
+    commit. A retry succeeds only after a truncation or the log's retention has dropped ledgers.
     """
 
 
@@ -619,15 +619,15 @@ class Overloaded(Unavailable, status=429, title="Too many requests at once"):
 
 
 class NotEnoughBookies(Unavailable, title="Not enough bookies"):
-    """Too few bookies accept entries for the ledger's ensemble, because the others are lost or
-    read-only; or too few bookies answer for an operator's command.
+    """Too few bookies accept entries for the ledger's ensemble, because others are lost or
+    read-only, or too few bookies answer an operator's command.
     """
 
 
 class ServiceUnavailable(Unavailable, title="No process of the service answers"):
-    """A gateway forwards the request to a bookie, autorecovery or the metadata service, which can't
-    be reached, or refuses the gateway. If the outcome is `unknown`, the connection broke, and the
-    request may have been carried out.
+    """The gateway can't forward the request to a bookie, autorecovery or the metadata service,
+    because that service can't be reached or refuses the gateway. If the outcome is `unknown`, the
+    connection broke, and the request may have been carried out.
     """
 
 
@@ -636,10 +636,10 @@ class EntryUnavailable(Unavailable, title="The entry can't be read now"):
 
 
 class KeyScanLimit(
-    Unavailable, retryable=False, title="The key is not in the newest records, and others are left"
+    Unavailable, retryable=False, title="The key is not in the newest records, but others are left"
 ):
     """No record from the offset `before` on has the key, and the older records are too many for one
-    request: ask again with `before`, and with `created_at` as `created`.
+    request. Send the request again with `before`, and with `created_at` as `created`.
     """
 
 
@@ -655,14 +655,14 @@ class DatabaseWentBack(
     MetadataUnavailable, title="The database lost acknowledged changes", retryable=False
 ):
     """The metadata's database lacks an acknowledged change: the database was restored from a
-    backup, or failed over to a standby that lagged. Nothing is changed or deleted until the right
-    database is back, or an operator accepts the loss. Reads continue, unless a deletion would rely
-    on them. `witnesses` lists the missing changes. See the runbook.
+    backup, or failed over to a standby that lagged. Changes and deletions are refused until the
+    right database is back, or an operator accepts the loss. Reads continue, except reads before a
+    deletion. `witnesses` lists the missing changes. See the runbook.
     """
 
 
 class RecoveryBlocked(Unavailable, title="The ledger's recovery is blocked"):
-    """The recovery can't finish: too many bookies do not answer, so it is unknown whether an entry
+    """The recovery can't finish, because too many bookies do not answer to decide whether an entry
     was acknowledged. `bookie` and `entry_id` show where the recovery is blocked.
     """
 
@@ -678,7 +678,7 @@ class ShuttingDown(ReadOnly, title="The process is shutting down"):
 class QuorumTimeout(
     QuorumLogError, status=504, title="The ack quorum did not answer in time", outcome=UNKNOWN
 ):
-    """Too few bookies acknowledged the entries in time. The entries may exist now, or later."""
+    """Too few bookies acknowledged the entries in time. The entries may exist now or later."""
 
 
 # Errors that only the client raises.
@@ -691,16 +691,16 @@ class ConnectionLost(
     title="The connection to the gateway is lost",
     retryable=True,
 ):
-    """No gateway could be reached (not-done), or the connection broke during a request (unknown),
-    or a load balancer responded with an error of its own (unknown).
+    """No gateway could be reached (not-done), the connection broke during a request (unknown), or a
+    load balancer responded with its own error (unknown).
     """
 
 
 class NotAGateway(
     QuorumLogError, travels=False, status=502, title="The URL does not lead to a gateway"
 ):
-    """The response is not a gateway's. It is a redirect, which the client never follows because the
-    request carries credentials, or an error without a problem document. A gateway behind a proxy
+    """The response is not from a gateway. It is an error without a problem document, or a redirect,
+    which the client never follows because the request carries credentials. A gateway behind a proxy
     may have received the request.
     """
 
@@ -712,8 +712,8 @@ class UntrustedServer(
     title="The TLS handshake with this URL fails",
     outcome=NOT_DONE,
 ):
-    """The server's certificate is not trusted, or is for another host. Or the server requires a
-    client certificate, or does not speak TLS. A retry does not help.
+    """The server's certificate is not trusted or is for another host, or the server requires a
+    client certificate or does not speak TLS. A retry does not help.
     """
 
 
@@ -726,6 +726,6 @@ class ClientClosed(
 
 
 class ClientBroke(QuorumLogError, travels=False, title="The client failed"):
-    """A defect of the client ended a call. The error's cause is the exception. The outcome of
-    requests in progress is unknown; appends queued behind these requests were not sent.
+    """A defect of the client ended a call; the exception is the error's cause. The outcome of
+    requests in progress is unknown. Appends queued behind these requests were not sent.
     """

@@ -3,23 +3,23 @@
 from typing import Final
 
 REQUEST_ID: Final = "X-Request-Id"
-"""On every response: the request's id. The client may choose it; otherwise the service does."""
+"""The request's id, on every response. The service chooses the id if the client does not."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-"""Identifies a request that its sender may retry: copies with one key count once (rule 6a)."""
+"""A key that marks the copies of a retried request, which counts only once (rule 6a)."""
 
 LEDGER_PASSWORD: Final = "Ledger-Password"  # noqa: S105
 LEDGER_CLOSED: Final = "Ledger-Closed"
 LAST_ADD_CONFIRMED: Final = "Last-Add-Confirmed"
 NEXT_ENTRY_ID: Final = "Next-Entry-Id"
-"""The id of the entry at which a reader continues, or that the next appended entry gets."""
+"""The id at which a reader continues, or that the next appended entry gets."""
 NEXT_OFFSET: Final = "Next-Offset"
 
 WRITER_TOKEN: Final = "Writer-Token"  # noqa: S105
 FENCING_TOKEN: Final = "Fencing-Token"  # noqa: S105
 """The fencing token of a consumer's lease."""
 CONSUMERS_VERSION: Final = "Consumers-Version"
-"""A version that grows with each change of a consumer. A request has the highest one seen."""
+"""It grows with each change of a consumer. Requests contain the highest version seen."""
 PRODUCER_ID: Final = "Producer-Id"
 PRODUCER_EPOCH: Final = "Producer-Epoch"
 PRODUCER_SEQ: Final = "Producer-Seq"
@@ -28,13 +28,13 @@ PRODUCER_SINCE: Final = "Producer-Since"
 PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
 
 APPENDS_PROTOCOL: Final = "quorumlog.appends"
-"""WebSocket subprotocol (`Sec-WebSocket-Protocol`): each message is one append with one answer."""
+"""WebSocket subprotocol (`Sec-WebSocket-Protocol`) in which each message is one append."""
 
 AUDITED: Final = "Quorumlog-Audited"
-"""Between processes: identifies the client's audited request that caused this change."""
+"""Between processes: the client's audited request that caused this change."""
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
 """Between processes: the id of the instance that must be the ledger's or log's writer (rule 11)."""
 WITNESSES: Final = "Quorumlog-Witnesses"
 """Between processes: the witnesses that the database must contain. The metadata service checks them
-in the request's transaction or snapshot. The response has the witnesses that the sender must keep
-instead from then on (rule 18a)."""
+in the request's transaction or snapshot. The response contains the witnesses that replace them at
+the sender (rule 18a)."""

@@ -1,4 +1,4 @@
-"""The module `zstd` of the standard library (Python 3.14 or later) or of `backports.zstd`."""
+"""Imports `zstd` from the standard library (Python 3.14 or later) or from `backports.zstd`."""
 
 import sys
 

@@ -177,7 +177,7 @@ def test_a_position_below_what_was_truncated_is_told_before_anything_is_skipped(
 
     start = strict.initialOffset()
     assert start == cluster.offset({log: 2})
-    with pytest.raises(DataLoss, match="it has 5 to 5"):
+    with pytest.raises(DataLoss, match="which has 5 to 5"):
         strict.partitions(start, strict.latestOffset(start, EVERYTHING))
     (part,) = lax.partitions(start, lax.latestOffset(start, EVERYTHING))
     assert (part.first, part.end) == (5, 6)
@@ -339,7 +339,7 @@ def test_a_worker_that_took_over_is_not_overtaken_by_the_query(
     token = lease(cluster, log, "query")
     mine.publish({log: 5})
     assert mine.shown(log) == {"published": 3, "unpublished": "lease-held"}
-    assert "is not published as query: lease-held" in caplog.text
+    assert "is not published as consumer query: lease-held" in caplog.text
     let_go(cluster, log, "query", token)
     mine.publish({log: 6})
     mine.publish({log: 7})
@@ -456,7 +456,7 @@ def test_what_a_query_began_behind_the_consumer_is_told(
 
     mine.publish({log: 8})
 
-    assert "query was at 2 of gap, and the query began at 6" in caplog.text
+    assert "query was at 2 of gap, but the query began at 6" in caplog.text
     assert position(cluster, log, "query") == 8
     mine.close()
 
@@ -504,10 +504,10 @@ def test_a_batch_publishes_nothing(spark: SparkSession, cluster: SparkCluster) -
     ("options", "what"),
     [
         ({"startingOffsets": '{"consumer":"a b"}'}, "not a valid name of a consumer"),
-        ({"startingOffsets": '{"consumer":"a","to":"b"}'}, "names a consumer as"),
-        ({"startingOffsets": '{"consumer":"a","log":{"0":1}}'}, "names a consumer as"),
+        ({"startingOffsets": '{"consumer":"a","to":"b"}'}, "must name a consumer as"),
+        ({"startingOffsets": '{"consumer":"a","log":{"0":1}}'}, "must name a consumer as"),
         ({"startingOffsets": '{"consumer":"a","from":"now"}'}, "from must be earliest or latest"),
-        ({"startingOffsets": '{"from":"latest"}'}, "names a consumer as"),
+        ({"startingOffsets": '{"from":"latest"}'}, "must name a consumer as"),
         ({"endingOffsets": '{"consumer":"a"}'}, "endingOffsets must be"),
         ({"publishProgressAs": "a b"}, "not a valid name of a consumer"),
         ({"publishProgresAs": "a"}, "is it publishProgressAs"),

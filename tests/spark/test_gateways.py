@@ -257,5 +257,5 @@ def test_a_plain_ledger_is_read_as_json(spark: SparkSession, odd: SparkCluster) 
 
 
 def test_what_is_no_gateway_s_url_is_refused_at_once_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="is not a URL of a gateway: write http://host:port"):
+    with pytest.raises(ValueError, match="is not a gateway URL: use http://host:port"):
         Gateways("http://127.0.0.1:1,127.0.0.1:8080")

@@ -247,7 +247,9 @@ def test_entries_that_were_given_up_are_an_error_unless_loss_is_accepted(
         pages = rows(cluster.http, part, ("entry",), fails_on_loss=fails_on_loss)
         return [entry for page in pages for entry in page.column("entry").to_pylist()]
 
-    with pytest.raises(DataLoss, match=f"5 to 299 of ledger {ledger}: .*failOnDataLoss=false"):
+    with pytest.raises(
+        DataLoss, match=f"5 to 299 of ledger {ledger} are gone: .*failOnDataLoss=false"
+    ):
         entries(fails_on_loss=True)
     assert entries(fails_on_loss=False) == [*range(5), *range(10, COUNT)]
 

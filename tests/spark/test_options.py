@@ -21,36 +21,39 @@ from quorumlog.spark.streaming import StreamReader
         ({}, "exactly one of"),
         ({"subscribe": "a", "ledgers": "1"}, "exactly one of"),
         ({"subscribe": "a b"}, "not a valid name of a log"),
-        ({"subscribePattern": "[a"}, "not a regular expression"),
-        ({"assign": '{"a":[1]}'}, "the partition 0 only"),
-        ({"ledgers": "x"}, "list of ids"),
-        ({"subscribe": "a", "columns": "values"}, "columns must be some of"),
+        ({"subscribePattern": "[a"}, "not a valid regular expression"),
+        ({"assign": '{"a":[1]}'}, "only partition 0"),
+        ({"ledgers": "x"}, "ids separated by commas"),
+        ({"subscribe": "a", "columns": "values"}, "columns may contain"),
         ({"subscribe": "a", "failOnDataLoss": "yes"}, "true or false"),
         ({"subscribe": "a", "startingOffsets": '{"a":3}'}, "startingOffsets must be"),
         ({"subscribe": "a", "startingOffsets": '{"b":{"0":3}}'}, "names the log b"),
         ({"subscribePattern": "a.*", "endingOffsets": '{"b":{"0":3}}'}, "names the log b"),
         ({"subscribe": "a", "endingOffsets": "earliest"}, "can't be earliest"),
-        ({"subscribe": "a", "endingOffsets": '{"a":{"0":-2}}'}, "can't be earliest"),
+        ({"subscribe": "a", "endingOffsets": '{"a":{"0":-2}}'}, "can't be -2"),
         ({"ledgers": "1", "startingOffsets": "earliest"}, "is for logs"),
         ({"ledgers": "1", "endingTimestamp": "2026-01-01"}, "is for logs"),
-        ({"subscribe": "a", "startingTimestamp": "yesterday"}, "milliseconds since 1970"),
-        ({"subscribe": "a", "startingOffset": "latest"}, "is it startingOffsets"),
-        ({"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger"),
-        ({"subscribe": "a", "kafka.bootstrap.servers": "x:1"}, "there are gateway.url"),
-        ({"subscribe": "a", "topic": "b"}, "topic is an option of writes"),
+        ({"subscribe": "a", "startingTimestamp": "yesterday"}, "Unix ms"),
+        ({"subscribe": "a", "startingOffset": "latest"}, "did you mean startingOffsets"),
+        ({"subscribe": "a", "maxOffsetPerTrigger": "1"}, "did you mean maxOffsetsPerTrigger"),
+        ({"subscribe": "a", "kafka.bootstrap.servers": "x:1"}, "the options are gateway.url"),
+        ({"subscribe": "a", "topic": "b"}, "topic is an option for writes"),
         ({"subscribe": "a", "path": "b"}, "take no path"),
         ({"subscribe": "a", "gateway.url": "localhost:8080"}, "http://host:port"),
         ({"subscribe": "a", "gateway.url": ""}, "http://host:port"),
         ({"subscribe": "a", "gateway.url": "http://a:1,b:2"}, "http://host:port"),
-        ({"subscribe": "a,b", "queue": "mail"}, "queue is a queue of one log"),
-        ({"subscribePattern": "a.*", "queue": "mail"}, "queue is a queue of one log"),
-        ({"ledgers": "1", "queue": "mail"}, "queue is a queue of one log"),
+        ({"subscribe": "a,b", "queue": "mail"}, "queue needs exactly one log"),
+        ({"subscribePattern": "a.*", "queue": "mail"}, "queue needs exactly one log"),
+        ({"ledgers": "1", "queue": "mail"}, "queue needs exactly one log"),
         ({"subscribe": "a", "queue": "no such name"}, "not a valid name of a queue"),
         (
             {"subscribe": "a", "queue": "b", "startingOffsets": "latest"},
-            "does not apply to a queue",
+            "can't be combined with queue",
         ),
-        ({"subscribe": "a", "queue": "b", "publishProgressAs": "c"}, "does not apply to a queue"),
+        (
+            {"subscribe": "a", "queue": "b", "publishProgressAs": "c"},
+            "can't be combined with queue",
+        ),
     ],
 )
 def test_what_a_read_can_not_mean_is_refused(options: dict[str, str], what: str) -> None:
@@ -62,12 +65,12 @@ def test_what_a_read_can_not_mean_is_refused(options: dict[str, str], what: str)
     ("options", "what"),
     [
         ({"topic": "no such name"}, "not a valid name of a log"),
-        ({"topic": "a", "txnAppId": "x"}, "go together"),
+        ({"topic": "a", "txnAppId": "x"}, "or neither"),
         ({"topic": "a", "txnAppId": "x", "txnVersion": "seven"}, "must be a number"),
         ({"topic": "a", "maxLedgersPerCommit": "0"}, "at least 1"),
-        ({"topik": "a"}, "is it topic"),
-        ({"topic": "a", "txnapp": "x"}, "is it txnAppId"),
-        ({"topic": "a", "subscribe": "b"}, "subscribe is an option of reads"),
+        ({"topik": "a"}, "did you mean topic"),
+        ({"topic": "a", "txnapp": "x"}, "did you mean txnAppId"),
+        ({"topic": "a", "subscribe": "b"}, "subscribe is an option for reads"),
     ],
 )
 def test_what_a_write_can_not_mean_is_refused(options: dict[str, str], what: str) -> None:
@@ -78,16 +81,19 @@ def test_what_a_write_can_not_mean_is_refused(options: dict[str, str], what: str
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"ledgers": "1"}, "ledgers are for batches"),
+        ({"ledgers": "1"}, "can't read ledgers"),
         ({"subscribe": "a", "endingOffsets": "latest"}, "has no end"),
-        ({"subscribe": "a", "maxTriggerDelay": "soon"}, "a time like 15m"),
-        ({"subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
+        ({"subscribe": "a", "maxTriggerDelay": "soon"}, "a duration such as 15m"),
+        (
+            {"subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            "must not be above",
+        ),
     ],
 )
 def test_what_a_stream_can_not_mean_is_refused(options: dict[str, str], what: str) -> None:
     with pytest.raises(BadOption, match=what):
         StreamReader(options)
-    with pytest.raises(BadOption, match="txnVersion is the batch's number"):
+    with pytest.raises(BadOption, match="txnVersion is the batch number"):
         WriteOptions.of({"topic": "a", "txnVersion": "1"}, is_stream=True)
 
 
@@ -128,8 +134,8 @@ def test_a_schema_of_ones_own_is_refused() -> None:
 @pytest.mark.parametrize(
     ("names", "kind", "what"),
     [
-        (["value", "value"], StringType(), "two columns have one name"),
-        (["Value"], StringType(), "Value: a row has value"),
+        (["value", "value"], StringType(), "two columns have the same name"),
+        (["Value"], StringType(), "Value: a row needs value"),
         (["key"], StringType(), "value is missing"),
         (["value"], LongType(), r"to_json\(struct\(\*\)\)"),
         (["value"], StringType(), "no log is named"),
@@ -159,11 +165,11 @@ def test_a_token_is_of_the_option_or_the_environment_and_is_shown_nowhere(
     assert "qlt_" not in repr(options)
     assert "a password" not in repr(options)
     for wrong in ("qlt_option\n", "qlt_ option", "qlt_\u00f6", ""):
-        with pytest.raises(BadOption, match="token must be ASCII") as refused:
+        with pytest.raises(BadOption, match="token must be non-empty ASCII") as refused:
             ClusterAccess.of({"token": wrong})
         assert "qlt_" not in str(refused.value)
     (tmp_path / "token").write_text("\n")
-    with pytest.raises(BadOption, match="token must be ASCII"):
+    with pytest.raises(BadOption, match="token must be non-empty ASCII"):
         ClusterAccess.of({})
     (tmp_path / "token").unlink()
     assert WriteOptions.of(given, is_stream=False) == options, "the file is not needed"

@@ -281,7 +281,7 @@ def test_a_commit_that_is_wrong_is_refused_at_once_and_can_be_aborted(
     wrong = replace(part, ledgers=(*others, longer))
     through = WriteOptions.of({"gateway.url": bad.url, "topic": log}, is_stream=False)
 
-    with pytest.raises(InvalidRequest, match=f"ends at {ledger.last_entry}"):
+    with pytest.raises(InvalidRequest, match=f"ends at entry {ledger.last_entry}"):
         publish(through, driver.whose, [wrong])
 
     abort(through, [part.transaction])

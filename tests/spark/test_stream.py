@@ -203,7 +203,7 @@ def test_what_is_truncated_under_a_stream_is_an_error_unless_loss_is_accepted(
     assert start == cluster.offset({log: 0})
     assert end == cluster.offset({log: 3})
     assert [(part.first, part.end) for part in lax.partitions(start, end)] == [(2, 3)]
-    with pytest.raises(DataLoss, match="it has 2 to 2; failOnDataLoss=false"):
+    with pytest.raises(DataLoss, match="which has 2 to 2: set failOnDataLoss=false"):
         strict.partitions(start, strict.latestOffset(start, strict.getDefaultReadLimit()))
 
     # And in a task that was planned before.
@@ -213,7 +213,7 @@ def test_what_is_truncated_under_a_stream_is_an_error_unless_loss_is_accepted(
 
     assert read(fails_on_loss=False) == 0
     dropped = "offset 0 was dropped: the log begins at offset 2"
-    with pytest.raises(DataLoss, match=f"0 to 1 of {log}: {dropped}; failOnDataLoss"):
+    with pytest.raises(DataLoss, match=f"0 to 1 of {log} are gone: {dropped}; set failOnDataLoss"):
         read(fails_on_loss=True)
     cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=True)
     assert read(fails_on_loss=False) == 0
@@ -255,7 +255,7 @@ def test_a_log_that_was_made_again_is_not_taken_for_the_one_that_a_query_has_rea
         return sum(page.num_rows for page in pages)
 
     assert read(fails_on_loss=False) == 0
-    with pytest.raises(DataLoss, match=f"0 to 1 of {log}: .*failOnDataLoss"):
+    with pytest.raises(DataLoss, match=f"0 to 1 of {log} are gone: .*failOnDataLoss"):
         read(fails_on_loss=True)
 
     # Where Spark plans a batch of the old log, or one across both (PySpark before 4.2).

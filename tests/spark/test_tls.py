@@ -123,7 +123,7 @@ def test_a_client_shows_its_certificate_where_the_server_asks_for_one(
     with pytest.raises(BadOption, match=r"tls\.certificate, which is missing"):
         asked(url, tls_ca=own, tls_key=key_file(certificate))
     for wrong in (files, {"tls_ca": folder / "absent.pem"}):
-        with pytest.raises(BadOption, match=r"tls\.ca, tls\.certificate, tls\.key: "):
+        with pytest.raises(BadOption, match="can't load tls"):
             asked(url, **wrong)
 
 
@@ -163,9 +163,9 @@ def test_a_function_is_asked_for_the_token_of_each_request(serve: Serve) -> None
     assert seen == ["Bearer token-2", "Bearer token-3"]
 
     for wrong in ("absent_module:it", f"{__name__}:absent", "no name"):
-        with pytest.raises(BadOption, match="gives no token"):
+        with pytest.raises(BadOption, match="returned no token"):
             ClusterAccess.of({"token.function": wrong})
     with pytest.raises(BadOption, match="one of token, token"):
         ClusterAccess.of({"token.function": f"{__name__}:_present", "token": "a"})
-    with pytest.raises(BadOption, match="gives no token"):
+    with pytest.raises(BadOption, match="returned no token"):
         ClusterAccess.of({"token.file": "/absent/token"})

@@ -43,8 +43,8 @@ def test_a_job_says_what_it_takes(name: str) -> None:
         ),
         ("ingest", (*GATEWAY, "--log", "a"), "either --path or --query"),
         ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--query", "y"), "either --path"),
-        ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--app", "y"), "go together"),
-        ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--setting", "y=1"), "--create makes"),
+        ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--app", "y"), "or neither"),
+        ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--setting", "y=1"), "needs --create"),
         (
             "ingest",
             (*GATEWAY, "--log", "a", "--path", "x", "--create", "--setting", "y"),
@@ -52,11 +52,15 @@ def test_a_job_says_what_it_takes(name: str) -> None:
         ),
         ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--option", "y"), "name=value"),
         ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--stream"), "and --checkpoint"),
-        ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--checkpoint", "y"), "for --stream"),
+        (
+            "ingest",
+            (*GATEWAY, "--log", "a", "--path", "x", "--checkpoint", "y"),
+            "needs --stream",
+        ),
         (
             "ingest",
             (*GATEWAY, "--log", "a", "--path", "x", "--stream", "--checkpoint", "y", "--app", "z"),
-            "not for --stream",
+            "conflicts with --stream",
         ),
     ],
 )

@@ -268,7 +268,7 @@ def test_a_row_of_the_size_that_the_guide_names_fits(
     ("columns", "options", "what"),
     [
         (["id"], {"topic": "written"}, r"to_json\(struct\(\*\)\)"),
-        (["'x' AS value"], {"topic": "written", "txnApp": "a"}, "is it txnAppId"),
+        (["'x' AS value"], {"topic": "written", "txnApp": "a"}, "did you mean txnAppId"),
         (["'x' AS value"], {"topic": "gone"}, "NoSuchLog: there is no log gone"),
         (["cast(NULL AS string) AS value"], {"topic": "written"}, "has null in the column"),
     ],

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from tests.model.explore.log_judge import LogJudge
 from tests.model.explore.log_parts import LogParts
+from tests.model.explore.rewrite_judge import RewriteJudge
 from tests.model.logs.judge import Judge
 from tests.model.scenarios.script import FOLDER, switches
 from tests.model.scenarios.script import paths as scripts
@@ -121,7 +122,11 @@ def judged() -> Iterator[tuple[str, set[str]]]:
         for check in CHECKS:
             if check.__name__ in asked_in(world):
                 yield world, _head(check) | _named(check.__name__)
-    owned = {"E": (LogJudge, LogParts), "L": (Judge, log_history.Checker), "H": HISTORIES}
+    owned = {
+        "E": (LogJudge, LogParts, RewriteJudge),
+        "L": (Judge, log_history.Checker),
+        "H": HISTORIES,
+    }
     for letter, owners in owned.items():
         for owner in owners:
             for name, check in vars(owner).items():

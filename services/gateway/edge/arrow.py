@@ -1,7 +1,7 @@
 """`application/vnd.apache.arrow.stream` on the append and read routes, if pyarrow is installed.
 
-pyarrow has 170 MB, so it is optional for gateways: without it, the error says what to install.
-Neither reading nor appending a batch needs a Python call per record, except for headers.
+pyarrow has 170 MB, so it is optional for gateways. Without pyarrow, the error names the packages to
+install. Reads and appends need no Python call per record, except for headers.
 """
 
 import asyncio
@@ -37,24 +37,24 @@ _LOG: Final = ("value", "key", "headers", "timestamp")
 
 @cache
 def _columns() -> ModuleType | str:
-    """Import the module that needs pyarrow and numpy, or return the name of the missing package."""
+    """Import the module that uses pyarrow and numpy, or return the name of the missing package."""
     try:
         columns = importlib.import_module("quorumlog.wire.columns")
     except ImportError as error:
         return error.name or "pyarrow"
-    # pyarrow's own allocator keeps the memory of large pages. The C library returns the memory to
-    # the system (net/memory.py).
+    # Use the C library's allocator, which returns the memory of large pages to the system
+    # (net/memory.py). pyarrow's own allocator keeps the memory.
     pyarrow = importlib.import_module("pyarrow")
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    # The first array imports pandas if it is installed. That takes 0.3 s, so do it in this thread.
+    # Create the first array in this thread, because it imports pandas, if installed, in 0.3 s.
     pyarrow.array(())
-    # The modules are never freed, so the garbage collector need not visit their objects each time.
+    # The modules are never freed, so the garbage collector need not visit their objects.
     gc.freeze()
     return columns
 
 
 async def load(request: web.Request) -> None:
-    """Import pyarrow once a request names Arrow's media type; in a thread, as it takes a second."""
+    """Import pyarrow if the request names Arrow's media type. This runs in a thread for a second."""
     if not _columns.cache_info().currsize and any(
         ARROW in request.headers.get(name, "") for name in (hdrs.ACCEPT, hdrs.CONTENT_TYPE)
     ):
@@ -64,14 +64,14 @@ async def load(request: web.Request) -> None:
 def _for_bodies() -> ModuleType:
     found = _columns()
     if isinstance(found, str):
-        raise UnsupportedMediaType(f"this gateway can't read {ARROW} without {found}: {_INSTALL}")
+        raise UnsupportedMediaType(f"this gateway can't read {ARROW}: install {found} ({_INSTALL})")
     return found
 
 
 def check_acceptable(media: str) -> None:
     """Raise NotAcceptable if the response must be Arrow and pyarrow is not installed."""
     if media == ARROW and isinstance(found := _columns(), str):
-        raise NotAcceptable(f"this gateway can't write {ARROW} without {found}: {_INSTALL}")
+        raise NotAcceptable(f"this gateway can't write {ARROW}: install {found} ({_INSTALL})")
 
 
 def check_supported(media: str) -> None:
@@ -123,7 +123,7 @@ def entries_stream(runs: Iterable[Run]) -> bytes:
 
 
 def records_stream(batches: Iterable[StoredBatch]) -> bytes:
-    """Encode records of a log as an Arrow stream with all their columns."""
+    """Encode a log's records as an Arrow stream with all columns."""
     columns = _for_bodies()
     body: bytes = columns.stream(columns.RECORDS, map(columns.records, batches))
     return body

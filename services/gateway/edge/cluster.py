@@ -38,9 +38,9 @@ def problem_page(cls: type[errors.QuorumLogError]) -> str:
     shown = problem_json(cls)
     retry = "The same request may be retried." if cls.retryable else "A retry would fail again."
     done = (
-        "Nothing was done."
+        "The request changed no data."
         if cls.outcome == errors.NOT_DONE
-        else "It is unknown whether the request was done."
+        else "It is unknown whether the request was carried out."
     )
     return page(
         html.escape(cls.title),
@@ -119,7 +119,7 @@ SHARED: Final = (
         "GET /health/ready",
         "isReady",
         "About",
-        "A default ledger could be created now",
+        "Whether a ledger with default settings could be created now",
         scope=OPEN,
         replies=op.gives("Ready.", _STATUS, {"yes": {"status": "ready", "version": __version__}}),
         errors=(*op.ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
@@ -139,7 +139,7 @@ SHARED: Final = (
 
 
 class ClusterRoutes(op.Handlers, tag="Cluster"):
-    """HTTP handlers for the cluster's state, the audit log and the pages that explain errors."""
+    """HTTP handlers for the cluster's state, the audit log and the pages about errors."""
 
     def __init__(self, engine: Engine, rates: Rates) -> None:
         self._engine, self._audit, self._rates = engine, AuditClient(engine.metadata), rates
@@ -152,7 +152,7 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
     async def list_bookies(self, _request: web.Request, _given: Given) -> web.Response:
         """List registered bookies and their states.
 
-        A bookie is `lost` if its heartbeat is overdue. Liveness is only advice. `stale` means that
+        A bookie is `lost` if its heartbeat is overdue. Liveness is only a hint. If `stale` is true,
         the current liveness is unknown.
         """
         found = await self._engine.directory.refresh()
@@ -167,8 +167,8 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
     async def get_cluster(self, _request: web.Request, _given: Given) -> web.Response:
         """Get the state of every service, and the ledgers that lack copies.
 
-        A service that this gateway saw alive in the last hour, and that is not alive now, is listed
-        as `gone`. Such services and `lost` bookies have `last_seen_at`.
+        A service is `gone` if this gateway saw the service alive in the last hour, but not now.
+        `gone` services and `lost` bookies have `last_seen_at`.
         """
         return json_value(await self._engine.cluster())
 
@@ -180,10 +180,10 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
     async def get_rates(self, _request: web.Request, _given: Given) -> web.Response:
         """Get the rates of requests and appends over the last hour, of each gateway and in total.
 
-        Each of `series` has a number for every 15 s, oldest first: `requests`, `errors` (5xx),
-        `appends` and `reads` per second, `append_ms` (mean latency), `records` and `append_bytes`
-        of logs per second. A number is null if it is unknown. `missing` has the URLs of gateways
-        that did not answer.
+        Each of `series` has a number for every 15 s, oldest first. `requests`, `errors` (5xx),
+        `appends` and `reads`, and the `records` and `append_bytes` of logs, are counted per second.
+        `append_ms` is the mean latency. Unknown numbers are null. `missing` has the URLs of gateways
+        that did not respond.
         """
         return json_value(await self._rates.collected())
 
@@ -204,10 +204,10 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         scope=OPEN,
     )
     async def get_problem(self, request: web.Request, given: Given) -> web.Response:
-        """Explain the code of a problem."""
+        """Explain an error code."""
         cls = errors.codes().get(given[CODE])
         if cls is None:
-            raise errors.RouteNotFound("no error has this code")
+            raise errors.RouteNotFound("there is no error with this code")
         if accepted(request, (HTML, JSON)) == JSON:
             return json_value(problem_json(cls))
         return html_response(problem_page(cls))
@@ -226,8 +226,8 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
     async def list_audit(self, _request: web.Request, given: Given) -> web.Response:
         """List audited requests.
 
-        Lists requests that changed something, and who sent them, sorted by number. `next` is the
-        `after` of the next page, or null at the end.
+        Lists requests that changed data, with their senders, sorted by number. `next` is the `after`
+        of the next page, or null at the end.
         """
         page = await self._audit.page(
             after=given[AFTER], since=given[SINCE], target=given[TARGET], limit=given[LIMIT]

@@ -1,7 +1,7 @@
 """The console: static files of a web page that uses the public API only (docs/guides/console.md).
 
-The files are in `services/gateway/console`. They are read once, at the start, and need no build. The
-page loads nothing from other hosts, and its Content-Security-Policy allows no inline script.
+The files are in `services/gateway/console`. The gateway reads them once, at the start; they need no
+build. The page loads no data from other hosts. Its Content-Security-Policy allows no inline script.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ _HEADERS: Final = {
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # A browser asks each time, and the ETag spares the bytes: after an upgrade no page mixes
-    # files of two releases.
+    # The browser revalidates each file by its ETag, so that no page mixes files of two releases
+    # after an upgrade.
     "Cache-Control": "no-cache",
 }
 _INDEX: Final = "index.html"
@@ -48,7 +48,7 @@ class _File(NamedTuple):
 
 
 def _read() -> dict[str, _File]:
-    """The files by their names."""
+    """Read the console's files, by name."""
     found = {}
     for one in (resources.files("services.gateway") / "console").iterdir():
         media = _TYPES.get(one.name.rpartition(".")[2])
@@ -70,7 +70,7 @@ class ConsoleRoutes(op.Handlers, tag="About"):
         scope=OPEN,
     )
     async def get_console(self, request: web.Request, _given: Given) -> web.Response:
-        """Show the console, a web page for people."""
+        """Get the console, a web page for operators and developers."""
         return self._answer(request, _INDEX)
 
     @op.operation(
@@ -85,13 +85,13 @@ class ConsoleRoutes(op.Handlers, tag="About"):
         return self._answer(request, given[FILE])
 
     async def documentation(self, request: web.Request) -> web.Response:
-        """Show the console's page of the API."""
+        """Get the console's page about the API."""
         return self._answer(request, _INDEX)
 
     def _answer(self, request: web.Request, name: str) -> web.Response:
         file = self._files.get(name)
         if file is None:
-            raise RouteNotFound("the console has no file with this name")
+            raise RouteNotFound(f"the console has no file {name}")
         headers = {**_HEADERS, hdrs.ETAG: file.etag}
         if file.etag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
             return web.Response(status=304, headers=headers)

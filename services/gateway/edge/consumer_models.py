@@ -11,7 +11,7 @@ from services.gateway.edge.pages import time_text
 from services.gateway.logs.consumers import ConsumerView
 
 LEASE_MS_MAX: Final = 600_000
-"""Maximum lease (by judgement). A new owner of the offsets' log waits as long to grant another."""
+"""Maximum lease. A new owner of the offsets' log waits as long before a new grant."""
 HOLDER_CHARS_MAX: Final = 200
 
 _From = Annotated[
@@ -21,19 +21,19 @@ _From = Annotated[
 
 
 class ConsumerCommit(Model):
-    """The offset to commit: that of the first record not processed yet."""
+    """The offset to commit, which is the offset of the first unprocessed record."""
 
     offset: Id
 
 
 class ConsumerReset(Model):
-    """Where a reset consumer continues."""
+    """Request to reset a consumer, with the offset at which the consumer continues."""
 
     to: _From
 
 
 class LeaseAcquire(Model):
-    """Request for a lease: the holder, and how long it lasts without a renewal or a commit."""
+    """Request for a lease, with the holder and the time until the lease ends without a renewal."""
 
     holder: Annotated[
         str,
@@ -50,12 +50,12 @@ class LeaseAcquire(Model):
     start: _From = Field(
         default="earliest",
         alias="from",
-        description="Where a consumer without a committed offset begins: as `to` of a reset.",
+        description="Where a consumer without a committed offset begins, like `to` of a reset.",
     )
 
 
 class LeaseModel(Model):
-    """The lease's last holder; the lease may have expired."""
+    """A lease and its last holder. The lease may have expired."""
 
     holder: str
     fencing_token: Id
@@ -63,8 +63,8 @@ class LeaseModel(Model):
 
 
 class LagModel(Model):
-    """A consumer's lag. `bytes` (of whole batches) and `ms` (the age of the first record not
-    processed) are null if they can't be read now.
+    """A consumer's lag. `bytes` counts whole batches, and `ms` is the age of the first unprocessed
+    record. Both are null if they can't be determined now.
     """
 
     records: Id
@@ -78,7 +78,7 @@ class PositionModel(Model):
     log: str
     consumer: str
     offset: Id
-    """The offset of the first record that is not processed yet."""
+    """The offset of the first unprocessed record."""
     version: Id
     log_created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     committed_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
@@ -89,7 +89,7 @@ class ConsumerModel(PositionModel):
     """A consumer with its state and lag."""
 
     state: Literal["ok", "log-replaced", "offset-truncated"]
-    """`log-replaced`: the offset is of a deleted log. `offset-truncated`: the log begins later."""
+    """`log-replaced`: the offset is of a deleted log. `offset-truncated`: records were dropped."""
     lag: LagModel | None
 
 
@@ -101,7 +101,7 @@ class ConsumerList(Model):
 
 
 class PositionList(Model):
-    """A page of consumers without lags, by log and name. `next`: `after` of the next page."""
+    """A page of consumers without lags, sorted by log and name. `next`: the next page's `after`."""
 
     consumers: list[PositionModel]
     next: Annotated[str, StringConstraints(pattern=f"^{LOG_NAME}/{LOG_NAME}$")] | None

@@ -22,13 +22,13 @@ from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.consumers import Consumers, ConsumerView
 
 PAGE_MAX: Final = 1000
-"""Maximum consumers of a page, because each lag needs some reads. Chosen by judgement."""
+"""Maximum consumers of a page, since each lag needs several reads (chosen by judgement)."""
 
 CONSUMER: Final = parameters.path_text("consumer", LOG_NAME, "The consumer.", "billing")
 LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum consumers of a page.", 100)
 AFTER: Final = parameters.query_text("after", LOG_NAME, "List consumers after this name.")
 AFTER_ALL: Final = parameters.query_text(
-    "after", f"{LOG_NAME}/{LOG_NAME}", "List consumers after this one, given as `log/consumer`."
+    "after", f"{LOG_NAME}/{LOG_NAME}", "List consumers after this consumer (`log/consumer`)."
 )
 LOG: Final = parameters.query_text(
     "log", LOG_NAME, "List the consumers of this log, which may have been deleted."
@@ -53,7 +53,7 @@ _VERSION: Final = r'"(0|[1-9][0-9]{0,18})"'
 
 def _version(text: str, pointer: str) -> int:
     if not (found := re.fullmatch(_VERSION, text, re.ASCII)):
-        raise parameters.invalid(pointer, 'must be a version in quotes, as "17"')
+        raise parameters.invalid(pointer, 'must be a version in quotes, such as "17"')
     return int(found[1])
 
 
@@ -62,10 +62,10 @@ IF_MATCH: Final[parameters.Parameter[int | None]] = parameters.Parameter(
     "header",
     _version,
     {"type": "string", "pattern": f"^{_VERSION}$"},
-    "The consumer's expected version, as in `ETag`. Any other version: 412, and nothing changes.",
+    "The consumer's expected version, as in `ETag`. For any other version, the response is 412.",
     None,
 )
-IF_NONE_MATCH: Final = parameters.header_star("`*`: only if the consumer does not exist.")
+IF_NONE_MATCH: Final = parameters.header_star("`*`: commit only if the consumer does not exist.")
 
 _POSITION: Final[dict[str, Any]] = {
     "log": "events",
@@ -80,7 +80,7 @@ _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 21
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
 KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
-"""Errors of requests to a log of rows, of which this gateway may have to become the owner."""
+"""Errors of requests to the log of committed offsets, whose owner this gateway may have to become."""
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
 
@@ -130,7 +130,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         """List the consumers of all logs.
 
         Lists the consumers of all logs that the caller may read, including deleted logs. The
-        consumers are sorted by log and name, and shown without lags.
+        consumers are sorted by log and name, and have no lags.
         """
         caller = caller_of(request)
         rows, following = await self._consumers.page_of_all(
@@ -176,15 +176,15 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def commit_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Commit an offset.
 
-        A commit is a compare-and-swap and needs one of these headers, otherwise 428: `If-Match`;
-        `If-None-Match: *` for a new consumer; or the `Fencing-Token` of the lease, which the commit
-        renews. Only a reset can lower a committed offset.
+        A commit is a compare-and-swap. One of these headers is required (otherwise 428): `If-Match`,
+        or `If-None-Match: *` for a new consumer, or `Fencing-Token` with the token of the lease. A
+        commit with the token renews the lease. Only a reset can lower a committed offset.
         """
         wanted = await body.read_model(request, self._room, models.ConsumerCommit)
         token, version, is_new = (given[FENCING_TOKEN], given[IF_MATCH], given[IF_NONE_MATCH])
         if token is None and version is None and not is_new:
             raise errors.PreconditionRequired(
-                "send If-Match, If-None-Match: *, or Fencing-Token", log=given[op.NAME]
+                "send a condition: If-Match, If-None-Match: *, or Fencing-Token", log=given[op.NAME]
             )
         position = await self._consumers.commit(
             given[op.NAME],
@@ -196,7 +196,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
             stamp=_stamp(request, given, wanted),
             caller=_maker(request),
         )
-        # The fast path, `edge/direct.py`, answers most commits and must send the same response.
+        # The fast path in `edge/direct.py` handles most commits, and must send the same response.
         return json_value(models.position_json(position), headers={"ETag": f'"{position.version}"'})
 
     @op.operation(
@@ -216,7 +216,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def delete_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Delete a consumer.
 
-        The consumer's log may have been deleted. The request is refused while the lease is held.
+        The request is refused while a worker holds the lease. The log may already be deleted.
         """
         stamp = _stamp(request, given)
         await self._consumers.delete(given[op.NAME], given[CONSUMER], given[IF_MATCH], stamp)
@@ -235,8 +235,8 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def reset_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Reset a consumer to another offset.
 
-        Moves the committed offset forwards or backwards, in the log that has the name now. The
-        holder of the lease loses the lease.
+        Moves the committed offset forwards or backwards, in the log that now has the name. The
+        lease's holder loses the lease.
         """
         wanted = await body.read_model(request, self._room, models.ConsumerReset)
         start, stamp = start_of_json(wanted.to, "/to"), _stamp(request, given, wanted)
@@ -266,7 +266,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         """Acquire a consumer's lease.
 
         The holder is the consumer's only active worker. A consumer without a committed offset
-        begins at `from`. The response's `fencing_token` is higher than all earlier tokens.
+        begins at `from`. The response has a higher `fencing_token` than all earlier tokens.
         """
         wanted = await body.read_model(request, self._room, models.LeaseAcquire)
         return self._positioned(
@@ -326,7 +326,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         return self._done()
 
     def _headers(self, position: Position | None = None) -> dict[str, str]:
-        # The client sends this version back as `Consumers-Version` with its next change.
+        # The client sends this version as `Consumers-Version` with its next change.
         seen = {header.CONSUMERS_VERSION: str(self._consumers.positions.seen)}
         return seen if position is None else {"ETag": f'"{position.version}"', **seen}
 
@@ -343,18 +343,19 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
 def _token(given: parameters.Given) -> int:
     token = given[FENCING_TOKEN]
     if token is None:
-        raise errors.PreconditionRequired("send the Fencing-Token of the lease", log=given[op.NAME])
+        detail = "Fencing-Token is required: send the token of the lease"
+        raise errors.PreconditionRequired(detail, log=given[op.NAME])
     return token
 
 
 def _maker(request: web.Request) -> str:
-    """The caller whose quota of consumers a new consumer uses; empty if no tokens are required."""
+    """The caller to whose quota a new consumer counts. Empty if no tokens are required."""
     caller = caller_of(request)
     return "" if caller is EVERYONE else caller.identity
 
 
 def _stamp(request: web.Request, given: parameters.Given, body: Any = None) -> Stamp | None:
-    """The stamp by which the owner recognises retries; None without `Idempotency-Key`."""
+    """The stamp by which the log's owner recognises retries. None without `Idempotency-Key`."""
     once = op.once_of(request, given, body)
     if once is None:
         return None

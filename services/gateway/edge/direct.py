@@ -1,7 +1,7 @@
-"""The fast path: answers small requests without a task, for clients that send many of them.
+"""The fast path: serves small requests without a task, for clients that send many requests.
 
-The fast path accepts only plain requests, whose short body arrived with the head, at a gateway that
-needs no tokens:
+The fast path is used only at a gateway that requires no tokens. It accepts these requests if their
+short body arrives with the head:
 - an append without a password to a ledger that this process writes;
 - a commit of a consumer with its fencing token, if this process owns the log of committed offsets.
 
@@ -50,11 +50,11 @@ from services.gateway.logs.consumers import Consumers
 log = logging.getLogger(__name__)
 
 _SMALL_BYTES: Final = 256 << 10
-"""Maximum body, as much as one socket read returns. Longer bodies gain little from a fast path."""
+"""Maximum body: the maximum of one socket read. The fast path gains little for longer bodies."""
 _APPEND: Final = re.compile(r"/v1/ledgers/(0|[1-9][0-9]{0,17})/entries", re.ASCII)
 _COMMIT: Final = re.compile(rf"/v1/logs/({LOG_NAME})/consumers/({LOG_NAME})", re.ASCII)
 _OFFSET: Final = re.compile(rb'\{"offset": ?(0|[1-9][0-9]{0,17})\}')
-"""The usual form of a commit's body. A body of any other form takes the regular path."""
+"""The common form of a commit's body. Other bodies take the regular path."""
 _TOKEN: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 _TYPES: Final = frozenset((OCTETS, JSON, FRAMES))
 _OTHERS: Final = (
@@ -66,19 +66,19 @@ _OTHERS: Final = (
     hdrs.IF_NONE_MATCH,
     header.LEDGER_PASSWORD,
 )
-"""Headers whose requests take the regular path."""
+"""Requests with one of these headers take the regular path."""
 _HEAD: Final = (
     "HTTP/1.1 %s\r\nContent-Type: application/json\r\nVary: Accept\r\nCache-Control: no-store\r\n%s"
     "X-Request-Id: %s\r\nContent-Length: %d\r\nDate: %s\r\nServer: %s\r\n\r\n"
 )
 
 Said = tuple[int, str, str, bytes]
-"""A response: status, status with reason phrase, lines of additional headers, body."""
+"""A response: status, status with reason phrase, additional header lines, body."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """A request on the fast path: `begin` starts it, `say` converts its result to a response."""
+    """A request on the fast path. `begin` starts the work, and `say` creates the response."""
 
     operation: Operation
     begin: Callable[[], asyncio.Future[Any]]
@@ -87,7 +87,7 @@ class _Plain:
 
 @dataclass(eq=False)
 class DirectRequests:
-    """The fast path for plain appends and commits; `net/aiohttp_parts.py` calls it."""
+    """The fast path for plain appends and commits, which `net/aiohttp_parts.py` calls."""
 
     _appends: Appends
     _consumers: Consumers | None
@@ -103,7 +103,7 @@ class DirectRequests:
         self.bytes_max = min(_SMALL_BYTES, *bodies)
 
     def begin(self, message: RawRequestMessage, body: bytes, connection: DirectConnection) -> bool:
-        """Start a request if it is plain, and return whether it is. Otherwise do nothing."""
+        """Start a plain request, and return True. Returns False for any other request."""
         started = time.perf_counter()
         headers, method = message.headers, message.method
         if (
@@ -129,7 +129,7 @@ class DirectRequests:
             room.requests.check(peer, 1)
             room.bodies.check(peer, size)
             instance = request_id(headers.get(header.REQUEST_ID))
-            # A separate context, as a task would have: timers and logs then belong to this request.
+            # A separate context, as a task has, so that timers and log lines belong to the request.
             begun = copy_context().run(
                 _begun, plain.begin, peer, instance, headers.get(trace.HEADER)
             )
@@ -230,9 +230,9 @@ def _begun(
 
 
 def _serialized(response: web.Response) -> bytes:
-    """Serialize the response with a problem as aiohttp would send it."""
+    """Serialize a problem's response as aiohttp would send it."""
     body = response.body
-    assert isinstance(body, bytes), "a problem is"
+    assert isinstance(body, bytes), "a problem has a body of bytes"
     lines = [f"HTTP/1.1 {response.status} {response.reason}"]
     lines += [f"{name}: {value}" for name, value in response.headers.items()]
     lines += [

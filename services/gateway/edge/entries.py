@@ -37,7 +37,7 @@ from services.gateway.logs.transactions import Transactions
 ENTRY_ID: Final = path_id("entry_id", "The entry.")
 FROM: Final = query_integer("from", 0, ID_MAX, "The first entry to read.", 0)
 TO: Final = query_integer("to", 0, ID_MAX, "The last entry to read, inclusive.")
-AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that the client knows already.")
+AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that the client already has.")
 
 _READING: Final = (
     errors.WrongPassword,
@@ -86,8 +86,8 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         ),
         replies={
             200: Reply(
-                "For NDJSON: one line per acknowledged run, which acknowledges all earlier runs "
-                "too. An error is the last line, as a problem object.",
+                "For NDJSON: one line per acknowledged run. Each line also acknowledges all earlier "
+                "runs. An error is the last line, as a problem object.",
                 {NDJSON: Content({"type": "string"})},
             ),
             **op.gives(
@@ -125,8 +125,8 @@ class EntryRoutes(op.Handlers, tag="Entries"):
     async def append_entries(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Append an entry or a batch.
 
-        The response comes when all entries are durable on Qa bookies. A batch gets contiguous ids.
-        After an unknown outcome, a prefix of the batch may be stored.
+        The gateway responds when all entries are durable on Qa bookies. The entries of a batch get
+        contiguous ids. After an unknown outcome, a prefix of the batch may be stored.
         """
         ledger_id, expect, password = given[op.LEDGER_ID], given[op.EXPECT], given[op.PASSWORD]
         media = body.media_type(request, op.APPEND_TYPES)
@@ -164,7 +164,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
             )
         except (errors.Superseded, errors.NotFound, errors.QuorumTimeout):
             if transaction is not None and self._transactions is not None:
-                # If the transaction has ended, its ledgers are fenced or deleted: report its end.
+                # An ended transaction's ledgers are fenced or deleted, so report the end instead.
                 await self._transactions.check(transaction)
             raise
         return json_bytes(reported, 201)
@@ -181,12 +181,12 @@ class EntryRoutes(op.Handlers, tag="Entries"):
             return await body.read(request, self._room, entry_bytes_max)
         bytes_max = limits.frames_bytes_max
         if FORWARDED in request:
-            # A gateway forwards the payloads of a stream or socket as frames, with their lengths.
+            # A gateway forwards the payloads of a stream or socket as frames with lengths.
             bytes_max = max(bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
         return await body.read(request, self._room, bytes_max)
 
     async def _payloads(self, request: web.Request, media: str) -> tuple[list[bytes], bool]:
-        """Read the payloads to append, and whether they are a batch."""
+        """Read the payloads of an append; also returns whether the body is a batch."""
         bytes_max = self._room.limits.entry_bytes_max
         data = await self._data(request, media, bytes_max)
         if media == JSON:
@@ -260,15 +260,15 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         """Read confirmed entries.
 
         A read returns every entry that was acknowledged before the read began. At or beyond the end
-        the list is empty. The next read begins at `next`. Nothing follows once the ledger is
-        `closed` and `next` is above its last entry.
+        the list is empty. The next read begins at `next`. The ledger's end is reached if the ledger
+        is `closed` and `next` is above the last entry.
         """
         first, last = given[FROM], given[TO]
         if last is not None and last < first:
-            raise invalid(TO.pointer, f"must not be below from, {first}")
+            raise invalid(TO.pointer, f"must be at least `from` ({first})")
         wanted = ReadRequest.of(request, given, first)
         if wanted.created_at is not None:
-            raise invalid(op.LAST_EVENT_ID.pointer, "is an event id of a log, not of a ledger")
+            raise invalid(op.LAST_EVENT_ID.pointer, "is a log's event id: send a ledger's event id")
         pages = LedgerPages(
             self._reads, given[op.LEDGER_ID], last=last, password=given[op.PASSWORD]
         )
@@ -346,17 +346,17 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         (op.LEDGER_ID, op.PASSWORD, op.TICKET),
         replies={101: Reply("The socket is open.")},
         errors=(errors.NoSuchLedger,),
-        # The scope that a message needs is checked for each message.
+        # The handler checks the required scope for each message.
         scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
     )
     async def ledger_socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Append and follow the tail over one WebSocket.
 
-        Send frames as binary messages, or the JSON of an append as text. Each acknowledgement of a
-        run acknowledges all earlier runs too. `{"tail":{"from":0,"encoding":"base64"}}` requests
-        the tail; the encoding `frames` selects binary messages. After a problem object the socket
+        Send frames as binary messages, or the JSON of an append as text. An acknowledgement of a run
+        also acknowledges all earlier runs. `{"tail":{"from":0,"encoding":"base64"}}` requests the
+        tail; the encoding `frames` selects binary messages. After a problem object the socket
         closes. With the subprotocol `quorumlog.appends` there is no tail, and each message is one
-        append, answered as over HTTP.
+        append with the same response as over HTTP.
         """
         ledger_id, password = given[op.LEDGER_ID], given[op.PASSWORD]
         await self._engine.get(ledger_id)

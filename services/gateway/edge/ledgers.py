@@ -100,9 +100,9 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def create_ledger(self, request: web.Request, given: Given) -> web.Response:
         """Create a ledger.
 
-        The gateway that creates a ledger is its writer. Other gateways forward appends to the
-        writer. A ledger of a transaction is like the ledgers of its log: each append is one entry,
-        which is a batch of records. Close the ledger before the commit, which must name it.
+        The gateway that creates a ledger is the ledger's writer. Other gateways forward appends to
+        the writer. In a transaction's ledger, as in the ledgers of logs, each append is one entry
+        with a batch of records. Close the ledger before a commit that publishes it.
         """
         value = await body.read_object(request, self._room)
         once = op.once_of(request, given, value)
@@ -154,7 +154,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def list_ledgers(self, request: web.Request, given: Given) -> web.Response:
         """List ledgers.
 
-        Sorted by id. A ledger must match all conditions. `next`: the next `after`, null at the end.
+        The ledgers are sorted by id and match all conditions. `next`: the next `after`, or null.
         """
         custom = given[METADATA]
         rows, following = await self._engine.metadata.list(
@@ -192,7 +192,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         """Close a ledger as its writer.
 
         The ledger ends at the writer's last acknowledged entry. If another process has closed the
-        ledger: 200 if the end is the same, otherwise 409 with the actual end (`last_entry`).
+        ledger, the response is 200 for the same end, otherwise 409 with the actual `last_entry`.
         """
         ledger = await self._engine.close(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return _shown(ledger)
@@ -205,14 +205,14 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         ),
         replies=op.gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
         errors=(*_ENDING, errors.NotEnoughBookies),
-        # A recovery with `declare_lost` needs the scope `admin`.
+        # A recovery with `declare_lost` requires the scope `admin`.
         scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND, scopes.Scope.MANAGE),
         is_audited=True,
     )
     async def recover_ledger(self, request: web.Request, given: Given) -> web.Response:
-        """Close a ledger as a reader: fence it, find its end, close it.
+        """Recover a ledger: fence the writer, find the end, and close the ledger.
 
-        All recoveries return the same end. Acknowledged entries are kept. The writer is fenced.
+        All recoveries return the same end, and keep all acknowledged entries.
         """
         wanted = await body.read_model(request, self._room, models.Recover)
         caller = scopes.caller_of(request)
@@ -238,7 +238,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         """Change a ledger's password.
 
         The request must have the current password. Within seconds all gateways refuse the old
-        password. Entries written before the change stay readable. A retry succeeds.
+        password. Entries from before the change stay readable. A retry succeeds.
         """
         wanted = await body.read_model(request, self._room, models.PasswordChange)
         ledger = await self._engine.change_password(
@@ -265,10 +265,10 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         is_audited=True,
     )
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
-        """Accept the loss of entries that no bookie can serve any more.
+        """Accept the loss of entries that no bookie has any more.
 
-        For operators; can't be undone. The ledger must be CLOSED, and all bookies that could have
-        the entries must deny having them. From then on, reads get 410 `entry-lost`.
+        For operators. Can't be undone. The ledger must be CLOSED, and all bookies that could have
+        the entries must report their absence. Afterwards, reads get 410 `entry-lost`.
         """
         wanted = await body.read_model(request, self._room, models.AcceptLoss)
         ledger = await self._engine.accept_loss(
@@ -291,7 +291,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def delete_ledger(self, _request: web.Request, given: Given) -> web.Response:
         """Delete a ledger.
 
-        An open ledger is recovered first. The id of a deleted ledger is never used again.
+        An open ledger is recovered first. The id of a deleted ledger is never reused.
         """
         await self._engine.delete(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return no_content()

@@ -23,7 +23,7 @@ from services.gateway.logs.filters import Filter
 from services.gateway.logs.manager import LogManager
 
 _KEYS_BYTES_MAX: Final = 1 << 20
-"""The most bytes of records whose keys one page lists (chosen by judgement)."""
+"""Maximum bytes of the records whose keys a page lists (chosen by judgement)."""
 
 KEY: Final = Parameter(
     "key", "path", utf8, {"type": "string", "minLength": 1}, "The key (UTF-8).", b"", example="k-7"
@@ -66,21 +66,20 @@ class KeyRoutes(op.Handlers, tag="Records"):
     async def newest_record(self, request: web.Request, given: Given) -> web.Response:
         """Read the newest record of a key.
 
-        The response is the last unexpired record with this key among all records acknowledged
-        before the request. 404 `no-such-key`: no record before the offset `next_offset` has the
-        key, or the last one is a tombstone. Large sealed ledgers have an index of their keys. The
-        gateway reads other ledgers backward from the newest record. After 16 MiB, it responds with
-        503 `key-scan-limit` and an offset: no record at or after this offset has the key. To
-        continue, send the offset as `before`.
+        The response is the last unexpired record with this key that was acknowledged before the
+        request. The response is 404 `no-such-key` if no record before the offset `next_offset` has
+        the key, or if the last record with the key is a tombstone. Large sealed ledgers have an
+        index of keys. The gateway reads other ledgers backward. After 16 MiB without the key, the
+        response is 503 `key-scan-limit` with the offset to send as `before` in the next request.
         """
-        self._room.answers.check(PEER.get(), 1)  # refuse a request early, before reading
+        self._room.answers.check(PEER.get(), 1)  # refuse the request before reading
         name, key = given[op.NAME], given[KEY]
         page = await self._logs.keys.newest(
             name, key, before=given[BEFORE], created_at=given[CREATED]
         )
         if not page.batches:
             raise errors.NoSuchKey(
-                f"no record before the offset {page.next} has this key",
+                f"no record before offset {page.next} has this key",
                 log=name,
                 next_offset=page.next,
             )
@@ -112,11 +111,11 @@ class KeyRoutes(op.Handlers, tag="Records"):
     async def list_keys(self, _request: web.Request, given: Given) -> web.Response:
         """List keys.
 
-        A page covers records from an offset on. It has each key of these records once, with the
-        offset of the key's last record in the page, unless that record is a tombstone. A later page
-        may have the same key with a later offset, or delete it. `limit` is the maximum number of
-        records with a key that a page covers. A page covers at most 16 MiB of records, so it may be
-        empty before the log's end. Continue from `next`, until `next` equals the request's `from`.
+        A page covers a range of records, and lists each key in the range once, with the offset of
+        the key's last record. Keys whose last record is a tombstone are left out. A later page may
+        list the same key with a later offset, or have a tombstone for it. A page covers at most
+        `limit` records with a key, and at most 16 MiB, so it may be empty before the log's end.
+        Continue from `next` until `next` equals `from`.
         """
         self._room.answers.check(PEER.get(), 1)
         pages = LogPages(

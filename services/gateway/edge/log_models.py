@@ -13,14 +13,14 @@ from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.logs.views import LogView
 
 Digest = Literal["crc32c", "none"]
-"""Digests that a log may use. No MAC: a log's ledgers have no password to derive a key from."""
+"""Digests that a log may use. A MAC needs a password, which a log's ledgers don't have."""
 BatchCompression = Literal["none", "zstd"]
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
 class LogCreate(models.Model):
-    """A log to create. Every setting is optional, and 0 switches a limit off."""
+    """A log to create. All settings are optional. 0 disables a limit."""
 
     ensemble_size: models.Size | None = None
     """Ensemble size E of each of the log's ledgers. Default: 3, or Qw if Qw is larger."""
@@ -32,31 +32,30 @@ class LogCreate(models.Model):
     """How readers verify entries."""
     metadata: models.Custom = Field(default_factory=dict)
     allow_degraded: Literal[True] = True
-    """Must be true: a takeover must succeed while a bookie is unavailable."""
+    """Must be true, because a takeover must succeed while a bookie is unavailable."""
     roll_bytes: models.Id = 256 << 20
     """Size in bytes at which the log closes its open ledger and starts the next one."""
     roll_entries: models.Id = 0
-    """Append requests after which the log closes its open ledger and starts the next one."""
+    """Number of append requests after which the log closes its open ledger and starts the next."""
     roll_seconds: models.Id = 0
     """Age in seconds at which the log closes its open ledger and starts the next one."""
     retention_bytes: models.Id = 0
-    """The log keeps at least this many of its newest bytes; it drops older ledgers beyond them."""
+    """Number of newest bytes that the log keeps at least. Older ledgers are dropped."""
     retention_seconds: models.Id = 0
     """Seconds for which the log keeps a closed ledger."""
     merge_below_bytes: models.Id = 64 << 20
-    """Size in bytes below which closed ledgers are merged into larger ones; 0: they never are."""
+    """Size in bytes below which closed ledgers are merged into larger ledgers. 0: no merging."""
     cleanup_policy: CleanupPolicy = "delete"
-    """`delete`: the retention drops the oldest records. `compact`: the newest record of each key
-    stays, and each record needs a key. `compact,delete`: both."""
+    """`delete`: retention drops the oldest records. `compact`: each record needs a key, and the
+    newest record of each key is kept. `compact,delete`: both."""
     min_compaction_lag_s: models.Id = 0
-    """Seconds for which compaction leaves a closed ledger as it is."""
+    """Seconds for which compaction does not change a closed ledger."""
     delete_retention_s: models.Id = 86_400
     """Seconds for which compaction keeps tombstones, which are records with the value null."""
     max_dirty_percent: Percent = 50
-    """Compaction begins when at least this share of the bytes in closed ledgers is not compacted.
-    """
+    """Share of not yet compacted bytes in closed ledgers at which compaction begins."""
     batch_compression: BatchCompression = "none"
-    """`zstd` stores a record batch compressed if it shrinks. Readers get the same records."""
+    """With `zstd`, record batches are stored compressed if that saves space. Reads are unchanged."""
 
     deletion_protection: bool | None = Field(
         default=None,
@@ -81,7 +80,7 @@ class LogCreate(models.Model):
 
 
 class LogPatch(models.Model):
-    """Settings of a log to change. A null or missing member stays unchanged; 0 disables a limit."""
+    """Changes of a log's settings. Null or missing settings stay unchanged. 0 disables a limit."""
 
     roll_bytes: models.Id | None = None
     roll_entries: models.Id | None = None
@@ -94,12 +93,12 @@ class LogPatch(models.Model):
     delete_retention_s: models.Id | None = None
     max_dirty_percent: Percent | None = None
     deletion_protection: bool | None = None
-    """true: the log can't be deleted, truncated or overwritten; false: it can."""
+    """Whether the log is protected from deletion, truncation and overwriting."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if not self.limits and self.deletion_protection is None:
-            raise ValueError("must name at least one limit, or deletion_protection")
+            raise ValueError("must have at least one limit, or deletion_protection")
         return self
 
     @property
@@ -149,11 +148,11 @@ class Log(models.Model):
     state: Literal["OPEN", "CLOSED"]
     first_offset: models.Id
     next_offset: models.Id
-    """The next record's offset; all records before it are durable."""
+    """The next record's offset. All earlier records are durable."""
     archived_through: models.Id | None
-    """Records below this offset are archived elsewhere too; null if the log is not archived."""
+    """Records below this offset are also archived elsewhere. Null if the log is not archived."""
     deletion_protection: bool
-    """Whether the log is protected: it can't be deleted, truncated or overwritten."""
+    """Whether the log is protected from deletion, truncation and overwriting."""
     ledgers: list[LogLedger]
     owner: models.WriterModel | None
     """The gateway that owns the log; null while the log has no owner."""
@@ -187,20 +186,20 @@ class LogList(models.Model):
 class _RecordIn(models.Model):
     headers: dict[str, str] | None = None
     timestamp: Annotated[str, WithJsonSchema(models.DATE_TIME)] | None = None
-    """Time of the record. Default: the time of its append."""
+    """Time of the record. Default: the time of the append."""
     ttl_s: Annotated[int, Field(strict=True, ge=1, le=TTL_S_MAX)] | None = None
-    """Seconds after its append when the record expires. Not for logs that are compacted."""
+    """Seconds from the append until the record expires. Not allowed for compacted logs."""
 
 
 class RecordData(_RecordIn):
-    """A record whose value and key are base64. The value null, with a key, makes it a tombstone."""
+    """A record with value and key in base64. A record with a key and a null value is a tombstone."""
 
     data: Annotated[str, WithJsonSchema(models.BASE64)] | None
     key: Annotated[str, WithJsonSchema(models.BASE64)] | None = None
 
 
 class RecordText(_RecordIn):
-    """A record whose value and key are text. The value null, with a key, makes it a tombstone."""
+    """A record with value and key as text. A record with a key and a null value is a tombstone."""
 
     text: str | None
     key: str | None = None
@@ -222,7 +221,7 @@ class RecordBatch(models.Model):
 
 
 class LogAppendedModel(models.Model):
-    """Response to an append: all records of the request are durable, in one entry."""
+    """Response to an append. All records of the request are durable, in one entry."""
 
     log: str
     first_offset: models.Id
@@ -232,8 +231,8 @@ class LogAppendedModel(models.Model):
 
 
 class RecordOut(models.PayloadOut):
-    """A record with its offset and entry. With `encoding=base64`, `key` is base64. With the other
-    encodings, `key` is text, or `key_base64` has the key if it isn't UTF-8.
+    """A record with its offset and entry. With `encoding=base64`, `key` is base64. With other
+    encodings, `key` is text, and `key_base64` replaces `key` if the key isn't UTF-8.
     """
 
     offset: models.Id
@@ -258,7 +257,7 @@ class LogRecords(models.Model):
 
 
 class RecordKey(models.Model):
-    """A key, and the offset of its last record in a page. `key` and `key_base64`: as in a record."""
+    """A key, and the offset of its last record in the page. The key is encoded as in a record."""
 
     offset: models.Id
     key: str | None
@@ -266,7 +265,7 @@ class RecordKey(models.Model):
 
 
 class LogKeys(models.Model):
-    """A page of keys, in the order of the offsets. The next page begins at the offset `next`."""
+    """A page of keys, sorted by offset. The next page begins at the offset `next`."""
 
     log: str
     keys: list[RecordKey]
@@ -291,14 +290,14 @@ class LogOpened(models.Model):
 
 
 class LogArchived(models.Model):
-    """Report that records below the offset `through` are stored elsewhere, durably and checked."""
+    """Report that the records below the offset `through` are archived, durably and verified."""
 
     through: models.Id
     expect: models.Id | None = None
-    """Value of `archived_through` when archiving began; if it has changed, the error is 412."""
+    """Value of `archived_through` when archiving began. If it has changed, the response is 412."""
 
 
 class LogTruncate(models.Model):
-    """Request to truncate a log: drop the ledgers that end below the offset `before`."""
+    """Request to drop the ledgers of a log that end below the offset `before`."""
 
     before: models.Id

@@ -1,7 +1,7 @@
 """Parse the records of an append to a log or to a transaction's ledger, in any media type.
 
-In JSON, a record's key is base64 if the record has `data`, otherwise text, as in `payloads.py`. If
-`data` or `text` is null, the record is a tombstone (rule 27d).
+In JSON, a record's key is base64 if the record has `data`, and otherwise text. A record whose `data`
+or `text` is null is a tombstone (rule 27d).
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ _FIELDS: Final = frozenset((*payloads.FORMS, "key", "headers", "timestamp", "ttl
 def records_from_json(
     data: bytes, item: payloads.Item = payloads.RECORDS, *, count: int | None = None
 ) -> tuple[Record, ...]:
-    """Parse the records of a JSON body: one record, or a batch in the member `item.many`. `count`:
-    the body's `strict.marks`, if known.
+    """Parse the records of a JSON body: one record, or a batch in the member `item.many`. `count`
+    is the number of the body's `strict.marks`, if known.
     """
     return strict.kept(data, lambda body: _records(data, body, item), count=count)
 
@@ -63,7 +63,7 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
 
 def _record(record: object, pointer: str) -> Record:
     if not isinstance(record, dict):
-        raise invalid(pointer, "must be an object with data, text or json")
+        raise invalid(pointer, "must be an object with `data`, `text` or `json`")
     for name in record:
         if name not in _FIELDS:
             raise invalid(f"{pointer}/{escaped(name)}", "is not a field of a record")
@@ -73,7 +73,7 @@ def _record(record: object, pointer: str) -> Record:
     (form,) = forms
     is_tombstone = form != "json" and record[form] is None
     if is_tombstone and record.get("key") is None:
-        raise invalid(f"{pointer}/key", f"is required if {form} is null")
+        raise invalid(f"{pointer}/key", f"is required for a tombstone ({form} is null)")
     value = b""
     if not is_tombstone:
         value = payloads.value_of(form, record[form], f"{pointer}/{form}")
@@ -92,7 +92,7 @@ def _record(record: object, pointer: str) -> Record:
 def with_ttl(
     records: Sequence[Record] | EncodedRecords, ttl_s: int | None
 ) -> Sequence[Record] | EncodedRecords:
-    """The records of a request with its `ttl_s`, except those that have one of their own."""
+    """Set the request's `ttl_s` on the records that have no `ttl_s` of their own."""
     if not ttl_s:
         return records
     if isinstance(records, EncodedRecords):
@@ -103,8 +103,8 @@ def with_ttl(
 async def read_records(
     request: web.Request, room: Room, media: str, item: payloads.Item = payloads.RECORDS
 ) -> tuple[Record, ...] | EncodedRecords:
-    """Read the records of a request that is one batch: JSON, frames, Arrow, or one record as bytes.
-    `item` names the records as the path does. Raises: InvalidRequest, and as `body.read`.
+    """Read a request's batch of records from JSON, frames or Arrow, or one record as bytes. `item`
+    is the word for the records in errors. Raises: InvalidRequest, and the errors of `body.read`.
     """
     limits = room.limits
     if media == JSON:

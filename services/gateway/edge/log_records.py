@@ -46,7 +46,7 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import Start
 
 _PRODUCER_BYTES_MAX: Final = 255
-"""Maximum bytes of a producer's id: one byte stores the id's length."""
+"""Maximum bytes of a producer's id, whose length is stored in one byte."""
 
 
 def _producer(text: str, pointer: str) -> str:
@@ -94,7 +94,7 @@ FROM: Final[Parameter[Start]] = Parameter(
 
 
 def utf8(text: str, _pointer: str) -> bytes:
-    """The bytes of a parameter that is a key, or the beginning of one."""
+    """Convert a parameter with a key, or the beginning of a key, to bytes."""
     return text.encode()
 
 
@@ -117,7 +117,7 @@ KEY_PREFIX: Final[Parameter[bytes | None]] = Parameter(
     None,
 )
 HEADER: Final = query_pairs(
-    "header", "Only records with this header: `header[name]=value`; several must all be there."
+    "header", "Only records with this header: `header[name]=value`. Several must all match."
 )
 
 
@@ -162,8 +162,8 @@ class RecordRoutes(op.Handlers, tag="Records"):
         ),
         replies={
             200: Reply(
-                "For NDJSON: one line per acknowledged batch, which acknowledges all earlier "
-                "batches too. An error is the last line, as a problem object.",
+                "For NDJSON: one line per acknowledged batch. Each line also acknowledges all "
+                "earlier batches. An error is the last line, as a problem object.",
                 {NDJSON: Content({"type": "string"})},
             ),
             **op.gives(
@@ -197,9 +197,9 @@ class RecordRoutes(op.Handlers, tag="Records"):
     async def append_records(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Append records.
 
-        One request is one atomic record batch. With the `Producer-` headers a retry never appends
-        twice, through any gateway and at any time: it gets the first response, or 409
-        `expired-producer` once the log has forgotten that response.
+        One request is one atomic record batch. With the `Producer-` headers, a retry through any
+        gateway and at any time never appends again. The retry gets the first response, or 409
+        `expired-producer` once the log has forgotten the first response.
         """
         name, expect, token = given[op.NAME], given[op.EXPECT], given[op.WRITER_TOKEN]
         media = body.media_type(request, op.APPEND_TYPES)
@@ -208,7 +208,7 @@ class RecordRoutes(op.Handlers, tag="Records"):
         if media == NDJSON:
             accepted(request, (NDJSON,))
             if producer is not None:
-                raise invalid(PRODUCER_SEQ.pointer, "can't be sent with an NDJSON stream")
+                raise invalid(PRODUCER_SEQ.pointer, "is not allowed with NDJSON: send a batch")
             created_at = given[CREATED] or (await self._logs.rows.row(name)).created_at
             pipe = self._pipe(name, created_at, token, expect, given[TTL_S])
             names = ("first_offset", "last_offset")
@@ -303,10 +303,10 @@ class RecordRoutes(op.Handlers, tag="Records"):
         A read returns every record that was acknowledged before the read began. At the log's end
         the list is empty. `next` is the offset at which the next read begins.
 
-        With `key`, `key_prefix` or `header`, the gateway returns only the records that match. It
-        looks at 16 MiB of records at most for one page, so a page may be empty before the log's
-        end: read on from `next`, until it is the `from` of the request. In a stream of events, an
-        id without data reports how far the gateway has looked.
+        With `key`, `key_prefix` or `header`, the gateway returns only matching records. A page
+        covers at most 16 MiB of records, so it may be empty before the log's end. Continue from
+        `next`, until `next` equals `from`. In a stream of events, an id without data reports how far
+        the gateway has searched.
         """
         chosen = Filter(given[KEY], given[KEY_PREFIX], given[HEADER])
         is_filtered = chosen != Filter()
@@ -329,15 +329,15 @@ class RecordRoutes(op.Handlers, tag="Records"):
         """Append and follow the tail over one WebSocket.
 
         Send frames as binary messages, or the JSON of an append as text. The response has the
-        offsets of each acknowledged batch, which acknowledges all earlier batches too.
-        `{"tail":{"from":0,"encoding":"base64"}}` requests the tail. `from` may be `earliest`,
-        `latest`, -N or a time, as in a read; `created` may be the log's `created_at`; the encoding
-        `frames` selects binary messages. `key`, `key_prefix` and `header` (an object) select
-        records, as in a read; a message without records then reports by `next` how far the gateway
-        has looked. From `latest`, -N or a time, the first message is
-        `{"tail":{"from":7}}`, the offset where the tail begins. After a problem object the socket
-        closes. With the subprotocol `quorumlog.appends` there is no tail, and each message is one
-        append, answered as over HTTP.
+        offsets of each acknowledged batch, and also acknowledges all earlier batches. After a
+        problem object the socket closes. With the subprotocol `quorumlog.appends` there is no tail,
+        and each message is one append with the same response as over HTTP.
+
+        `{"tail":{"from":0,"encoding":"base64"}}` requests the tail. The parameters `from`, `created`,
+        `key`, `key_prefix` and `header` (an object) are those of a read. The encoding `frames`
+        selects binary messages. If `from` is `latest`, -N or a time, the first message has the
+        resolved offset: `{"tail":{"from":7}}`. If no record matches, a message without records
+        reports by `next` how far the gateway has searched.
         """
         name, token = given[op.NAME], given[op.WRITER_TOKEN]
         created_at = (await self._logs.get(name)).log.created_at
@@ -382,8 +382,8 @@ class RecordRoutes(op.Handlers, tag="Records"):
         expect: int | None = None,
         ttl_s: int | None = None,
     ) -> Pipe[Record]:
-        """Create a pipe that appends a stream of records to one log. A producer's sequence counts
-        requests, so a stream can't have one: timing decides how it is divided into batches.
+        """Create a pipe that appends a stream of records to one log. A stream can't have a producer's
+        sequence, which counts requests, because timing decides how a stream is divided into batches.
         """
 
         async def append(records: Sequence[Record], expect: int | None) -> EntriesAppended:
@@ -406,7 +406,7 @@ def _appended(name: str, done: RecordsAppended) -> bytes:
 
 
 def _filter_of(chosen: Mapping[str, Any]) -> Filter | None:
-    """The filter of a request for the tail. Raises: InvalidRequest."""
+    """Parse the filter of a request for the tail. Raises: InvalidRequest."""
     headers = chosen.get("header", {})
     texts = {name: value for name, value in chosen.items() if name != "header"}
     if isinstance(headers, dict):
@@ -427,7 +427,7 @@ def _filter_of(chosen: Mapping[str, Any]) -> Filter | None:
 
 
 def _producer_of(given: Given) -> ProducerSeq | None:
-    """Parse the `Producer-…` headers: id, epoch and sequence come together or not at all."""
+    """Parse the `Producer-…` headers: id, epoch and sequence must be sent together."""
     name, epoch, seq = given[PRODUCER_ID], given[PRODUCER_EPOCH], given[PRODUCER_SEQ]
     if name is None and epoch is None and seq is None:
         if given[PRODUCER_SINCE] is not None:
@@ -437,6 +437,6 @@ def _producer_of(given: Given) -> ProducerSeq | None:
     if name is None or epoch is None or seq is None:
         three = ((PRODUCER_ID, name), (PRODUCER_EPOCH, epoch), (PRODUCER_SEQ, seq))
         missing = next(header for header, value in three if value is None)
-        detail = "is missing: send Producer-Id, Producer-Epoch and Producer-Seq together"
+        detail = "is required: send Producer-Id, Producer-Epoch and Producer-Seq together"
         raise invalid(missing.pointer, detail)
     return ProducerSeq(name, epoch, seq)

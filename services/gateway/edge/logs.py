@@ -28,9 +28,9 @@ CREATED: Final[Parameter[str | None]] = Parameter(
     "query",
     created_at_of,
     {"type": "string", "pattern": f"^{CREATED_AT}$"},
-    "Which log of this name is meant: its `created_at` from an earlier response, or the part of "
-    "an event id after the dot. If the log has been deleted and created again, the response is "
-    "409 `log-replaced`, and nothing is done.",
+    "The log's `created_at` from an earlier response, or the part of an event id after the dot. If "
+    "the log has been deleted and created again, the response is 409 `log-replaced`, and nothing "
+    "changes.",
     None,
 )
 
@@ -77,7 +77,7 @@ TAKING_OVER: Final = (
     errors.EntryUnavailable,
     errors.LogFull,
 )
-"""Errors of a request for a log's owner, including those of a takeover by this gateway."""
+"""Errors of a request to a log's owner, including errors of a takeover by this gateway."""
 WRITING: Final = (
     *TAKING_OVER,
     errors.LogClosed,
@@ -85,7 +85,7 @@ WRITING: Final = (
     errors.QuorumTimeout,
     errors.WriterLost,
 )
-"""Errors of a request that appends to a log, or makes its owner begin a ledger."""
+"""Errors of a request that appends to a log, or that makes the log's owner begin a ledger."""
 
 
 class LogRoutes(op.Handlers, tag="Logs"):
@@ -107,7 +107,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def list_logs(self, request: web.Request, given: Given) -> web.Response:
         """List logs.
 
-        Sorted by name. `next` is the `after` of the next page, or null at the end.
+        The logs are sorted by name. `next` is the `after` of the next page, or null at the end.
         """
         views, following = await self._logs.views.page(
             after=given[AFTER],
@@ -132,11 +132,11 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def put_log(self, request: web.Request, given: Given) -> web.Response:
         """Create a log.
 
-        If the log exists: 200 with the log if its settings are the same, otherwise 409.
+        If the log exists, the response is 200 for equal settings, and 409 for other settings.
         """
         if given[op.NAME].startswith(STREAM_PREFIX):
             raise invalid(
-                op.NAME.pointer, f"{STREAM_PREFIX} is reserved for streams: use PUT /v1/stream/…"
+                op.NAME.pointer, f"must not begin with {STREAM_PREFIX}: use PUT /v1/stream/…"
             )
         wanted = await body.read_model(request, self._room, models.LogCreate)
         view, is_new = await self._logs.put(
@@ -184,16 +184,15 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def patch_log(self, request: web.Request, given: Given) -> web.Response:
         """Change a log's limits, or its protection from deletion.
 
-        Only the named limits change. Owner and retention apply new limits within seconds. With
-        `If-Match` the log must have this `version` (its `ETag`), otherwise 412 `version-conflict`
-        returns the current `version`. A roll or a new owner also changes the version. A protected
-        log can't be deleted, truncated or overwritten (409 `log-protected`); retention still
-        applies.
+        Only the named limits change, and take effect within seconds. With `If-Match`, the log must
+        have this `version` (its `ETag`). Otherwise the response is 412 `version-conflict` with the
+        current `version`. A roll or a new owner also changes the version. A protected log can't be
+        deleted, truncated or overwritten (409 `log-protected`), but retention still applies.
         """
         wanted = await body.read_model(request, self._room, models.LogPatch)
         policy = wanted.limits.get("cleanup_policy", "delete")
         if policy != "delete" and given[op.NAME].startswith(STREAM_PREFIX):
-            raise invalid("/cleanup_policy", "a stream's records have no keys, by which to compact")
+            raise invalid("/cleanup_policy", "must be `delete` for a stream, which has no keys")
         view = await self._logs.change(
             given[op.NAME],
             wanted.limits,
@@ -215,8 +214,8 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def delete_log(self, _request: web.Request, given: Given) -> web.Response:
         """Delete a log with its ledgers.
 
-        `created` says which log of the name to delete. If another log has the name now, the
-        response is 404 `no-such-log`.
+        `created` identifies the log to delete. If another log has the name now, the response is 404
+        `no-such-log`.
         """
         await self._logs.delete(given[op.NAME], created_at=given[CREATED])
         return no_content()
@@ -236,7 +235,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def open_log(self, request: web.Request, given: Given) -> web.Response:
         """Open a log for one writer.
 
-        Earlier writers are fenced. From then on, appends must send `Writer-Token`.
+        Earlier writers are fenced. Afterwards, appends must send `Writer-Token`.
         """
         wanted = await body.read_model(request, self._room, models.LogOpen)
         token, next_offset = await self._logs.open(
@@ -291,8 +290,8 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def mark_log_archived(self, request: web.Request, given: Given) -> web.Response:
         """Record that a log is archived up to an offset.
 
-        The change is a compare-and-swap on `archived_through`. From then on, retention keeps
-        records that are not archived.
+        The change is a compare-and-swap on `archived_through`. Afterwards, retention keeps records
+        that are not archived.
         """
         wanted = await body.read_model(request, self._room, models.LogArchived)
         once = op.once_of(request, given, wanted, given[CREATED])

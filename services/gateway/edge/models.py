@@ -45,7 +45,7 @@ Size = Annotated[int, Field(ge=1, le=QUORUM_MAX)]
 
 
 def _storable(text: str) -> str:
-    """Refuse NUL, the only character that Postgres can't store."""
+    """Reject NUL, the only character that Postgres can't store."""
     if "\0" in text:
         raise ValueError("must not contain NUL")
     return text
@@ -80,12 +80,12 @@ def members_of(model: type[Model], *values: object, **given: object) -> dict[str
 def _within_limits(custom: dict[str, str]) -> dict[str, str]:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in custom.items())
     if size > limits.CUSTOM_BYTES_MAX:
-        raise ValueError(f"has {size} bytes; the limit is {limits.CUSTOM_BYTES_MAX}")
+        raise ValueError(f"must have at most {limits.CUSTOM_BYTES_MAX} bytes (got {size})")
     return custom
 
 
 def _few(custom: Any) -> Any:
-    """Refuse too many members before pydantic validates, and reports, each of them."""
+    """Reject too many members before pydantic validates and reports each member."""
     if isinstance(custom, dict) and len(custom) > limits.CUSTOM_KEYS_MAX:
         raise ValueError(f"must have at most {limits.CUSTOM_KEYS_MAX} members")
     return custom
@@ -113,7 +113,7 @@ Members = Annotated[
 
 
 class LedgerCreate(Model):
-    """A ledger to create. Every member is optional."""
+    """A ledger to create. All members are optional."""
 
     ensemble_size: Size | None = None
     """E, the number of bookies that store the ledger. Default: 3, or Qw if Qw is larger."""
@@ -122,7 +122,7 @@ class LedgerCreate(Model):
     ack_quorum: Size | None = None
     """Qa, the number of bookies that must have an entry on disk. Default: Qw // 2 + 1."""
     digest: Literal["crc32c", "hmac-sha256", "none"] = "crc32c"
-    """How readers verify entries; the MAC needs a password."""
+    """How readers verify entries. `hmac-sha256` needs a password."""
     password: (
         Annotated[str, StringConstraints(min_length=1, max_length=limits.PASSWORD_CHARS_MAX)] | None
     ) = None
@@ -133,13 +133,13 @@ class LedgerCreate(Model):
         description=f"An id chosen by the caller, from {ASSIGNED_ID_END} on. Default: a lower id.",
     )
     allow_degraded: bool = False
-    """Whether the ensemble may include absent bookies, if each write set still has Qa live ones."""
+    """Whether the ensemble may include absent bookies. Each write set needs Qa live bookies."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         self.quorum()
         if self.digest == "hmac-sha256" and self.password is None:
-            raise ValueError("the digest hmac-sha256 needs a password")
+            raise ValueError("the digest hmac-sha256 needs a password: send `password`")
         return self
 
     def quorum(self) -> Quorum:
@@ -166,14 +166,14 @@ class TransactionLedgerCreate(Model):
         str, Field(pattern=f"^{TRANSACTION_ID}$", description="The transaction's id.")
     ]
     partition: Id | None = None
-    """The part of the client's job that writes the ledger."""
+    """The partition of the client's job that writes the ledger."""
     attempt: Id | None = None
     """The attempt number of the partition's task."""
     metadata: Custom = Field(default_factory=dict)
 
 
 class FragmentModel(Model):
-    """A fragment: the bookies that store the entries from `first_entry` to the next fragment."""
+    """A fragment, with the bookies that store the entries from `first_entry` on."""
 
     first_entry: Id
     bookies: list[str]
@@ -203,7 +203,7 @@ WRITER_EXAMPLE: Final = {
 
 
 class Ledger(Model):
-    """A ledger as it is now."""
+    """The current state of a ledger."""
 
     ledger_id: Id
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
@@ -224,9 +224,9 @@ class Ledger(Model):
     degraded: bool = False
     """Whether the ledger was created with absent bookies in its ensemble."""
     may_lack_entries: bool = False
-    """Whether an operator declared members lost during recovery, or accepted lost entries."""
+    """Whether an operator declared members lost during a recovery, or accepted lost entries."""
     lost_entries: list[LostRange] = Field(default_factory=list)
-    """Entries that an operator has accepted as lost; reads of them get 410 `entry-lost`."""
+    """Entries whose loss an operator has accepted. Reads of these entries get 410 `entry-lost`."""
     transaction: str | None = None
     """The transaction in which the ledger was written."""
     partition: Id | None = None
@@ -234,7 +234,7 @@ class Ledger(Model):
 
 
 def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
-    """Build a ledger's public JSON object without its keys. orjson encodes its dataclasses."""
+    """Build a ledger's public JSON object, without cryptographic keys. May contain dataclasses."""
     shown = members_of(Ledger, metadata, metadata.quorum, metadata=dict(metadata.custom))
     tags = dict(metadata.extra)
     if tags.get(DEGRADED) == "true":
@@ -302,8 +302,8 @@ class AppendedBatch(Model):
 
 
 class PayloadOut(Model):
-    """A payload. It is in `data` by default, in `text` or `json` with that `encoding`, and in
-    `data_base64` if it isn't valid text or JSON.
+    """A payload, in `data` by default, or in `text` or `json` with this `encoding`. `data_base64`
+    has a payload that isn't valid text or JSON.
     """
 
     data: Annotated[str, WithJsonSchema(BASE64)] | None = None
@@ -366,7 +366,7 @@ class AcceptLoss(Model):
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
         if self.first > self.last:
-            raise ValueError("first is above last")
+            raise ValueError("`first` must not be above `last`")
         return self
 
 
@@ -381,7 +381,7 @@ class Bookie(Model):
 
 
 class BookieListModel(Model):
-    """All registered bookies. `stale` is true if their liveness is currently unknown."""
+    """All registered bookies. If `stale` is true, their liveness is currently unknown."""
 
     bookies: list[Bookie]
     stale: bool = False

@@ -1,5 +1,5 @@
-"""Shared parts of the gateway's operations: common errors and parameters, checks that follow from a
-declaration, and idempotency keys, by which retries are carried out once (rule 6a).
+"""Shared parts of the gateway's operations: common errors and parameters, checks derived from
+declarations, and idempotency keys, which identify retries (rule 6a).
 
 Each operation is declared above its handler (`operation`, `Handlers`). `streams/operations.py`
 declares the operations of streams.
@@ -40,7 +40,7 @@ class PublicOperation(Operation):
 
 
 class Handlers:
-    """Base class of a resource's handlers, each of which stands below its operation's declaration.
+    """Base class of a resource's handlers. Each handler stands below its operation's declaration.
 
     `operations` maps the handlers' names to operations, in the order of the OpenAPI document.
     """
@@ -83,7 +83,7 @@ OF_TRANSACTION: Final[Errors] = (
 
 BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 NOTHING: Final = {JSON: Content({"type": "object", "additionalProperties": False}, {"nothing": {}})}
-"""The body of a request that needs none: no body, or `{}`."""
+"""The body of a request without input: no body, or `{}`."""
 ETAG: Final = {"ETag": "The metadata's version, in quotes."}
 IF_MATCH: Final = parameters.header_version("The expected version of the metadata, its `ETag`.")
 
@@ -96,7 +96,7 @@ LEDGER_ID: Final = parameters.path_id("ledger_id", "The ledger.")
 
 def _log_name(text: str, pointer: str) -> str:
     if parameters.matching(text, pointer, LOG_NAME) in OWN_LOGS:
-        raise parameters.invalid(pointer, "is a name reserved for the cluster")
+        raise parameters.invalid(pointer, "is reserved for the cluster: choose another name")
     return text
 
 
@@ -106,7 +106,7 @@ PASSWORD: Final = parameters.header_text(
     "The ledger's password, if it has one.",
     chars_max=limits.PASSWORD_CHARS_MAX,
 )
-"""A password should be printable, because header values can't hold every character."""
+"""Passwords should be printable, because headers can't contain every character."""
 WAIT_MS: Final = parameters.query_integer(
     "wait_ms", 0, limits.WAIT_MS_MAX, "How long to wait for new data at the tail.", 0
 )
@@ -137,7 +137,7 @@ LAST_EVENT_ID: Final[parameters.Parameter[tuple[int, str | None] | None]] = para
     "created again, the response is 409 `log-replaced`.",
     None,
 )
-"""The event after which a stream of events resumes when its client reconnects."""
+"""The event after which a stream resumes when the client reconnects."""
 NOTHING_FOLLOWS: Final = Reply(
     "With events and `Last-Event-ID`: no event follows, so a browser stops reconnecting."
 )
@@ -150,7 +150,7 @@ CONTENT_ENCODING: Final[parameters.Parameter[str]] = parameters.Parameter(
     "several, get a 415 with `Accept-Encoding`.",
     "identity",
 )
-"""Parameter of each operation with a body; `edge/http/body.py` reads it."""
+"""Parameter of each operation with a body. `edge/http/body.py` evaluates the header."""
 EXPECT: Final = parameters.query_integer(
     "expect",
     0,
@@ -200,8 +200,8 @@ def operation(
     is_audited: bool = False,
     ignores_unknown: bool = False,
 ) -> Callable[[_H], _H]:
-    """Declare the operation of the handler below. The operation's name comes from the handler's,
-    its summary is the first line of the handler's docstring, and its description is the rest.
+    """Declare the operation of the handler below. The handler's name determines the operation's
+    name. The first line of the handler's docstring is the summary, and the rest the description.
     `errors` are the errors that do not follow from the declaration.
     """
     regular = ALWAYS if scope is OPEN else (*ALWAYS, MetadataUnavailable)
@@ -213,7 +213,7 @@ def operation(
     def declared(handler: _H) -> _H:
         first, *rest = handler.__name__.split("_")
         summary, _, description = (handler.__doc__ or "").partition("\n")
-        assert summary.endswith("."), f"{key}: the docstring's first line is the summary"
+        assert summary.endswith("."), f"{key}: the first line of the docstring must be a sentence"
         vars(handler)[_DECLARED] = PublicOperation(
             key,
             first + "".join(map(str.title, rest)),
@@ -280,8 +280,8 @@ def read_forms(
 
 
 def checked(route: Route, room: limits.Room) -> Route:
-    """Wrap a route to refuse requests that its operation does not declare: requests that don't
-    accept JSON if all successes are JSON, and requests with a body if the operation has no body.
+    """Wrap a route to reject requests that the operation does not declare. These are requests that
+    don't accept JSON, if all successes are JSON, and requests with an undeclared body.
     """
     operation = route.operation
     is_json = {media for reply in operation.replies.values() for media in reply.content} == {JSON}
@@ -307,22 +307,22 @@ IDEMPOTENCY_KEY: Final[parameters.Parameter[str | None]] = parameters.Parameter(
     "header",
     lambda text, pointer: parameters.matching(text, pointer, _KEY),
     {"type": "string", "pattern": f"^{_KEY}$"},
-    "Identifies the request: retries with the same key are carried out once. Keys of different "
+    "Identifies the request. Requests with the same key are carried out once. Keys of different "
     "callers are independent. The same key with another body gets 422.",
     None,
 )
 
 
 def once_of(request: web.Request, given: parameters.Given, *asked: Any) -> Once | None:
-    """Derive the name of a request from its `Idempotency-Key`; None if it has no key. `asked`: all
-    inputs of the request besides its method and path.
+    """Derive a request's identity from its `Idempotency-Key`; None without a key. `asked` has all
+    inputs of the request except method and path.
     """
     key = given[IDEMPOTENCY_KEY]
     if key is None:
         return None
     named = orjson.dumps([caller_of(request).identity, request.method, request.path, key])
     token = UUID(bytes=blake2b(named, digest_size=16).digest())
-    # Keyed: a password in a body must not be guessable from the digest that the database stores.
+    # The hash is keyed, so that a password in a body can't be guessed from the stored digest.
     secret = blake2b(key.encode()).digest()
     data = orjson.dumps(asked, default=_fields, option=orjson.OPT_SORT_KEYS)
     content = blake2b(data, digest_size=16, key=secret).hexdigest()

@@ -1,8 +1,8 @@
-"""Operators' requests, which a gateway forwards to the process that serves them: a bookie, a process
-of autorecovery, or the metadata service.
+"""Operators' requests, which a gateway forwards to a bookie, a process of autorecovery, or the
+metadata service.
 
-The other service validates the body, and its error becomes the client's. The gateway only checks
-access, and names the client for the audit log.
+The other service validates the body, and the client gets its errors. The gateway only checks access,
+and adds the client's name for the audit log.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ from services.gateway.engine import Engine
 
 BODY_BYTES_MAX: Final = 64 << 10
 ANSWER_BYTES_MAX: Final = 4 << 20
-"""Maximum answer of another service, and maximum length of a line of progress."""
+"""Maximum size of another service's response, and of a line of progress."""
 _ANSWER_S: Final = 10.0
 _WORK_S: Final = 600.0
-"""A check of a large ledger reads all of its entries on all bookies (chosen by judgement)."""
+"""Timeout of a check, which reads all entries of a ledger on all bookies (chosen by judgement)."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
 _AUTORECOVERY: Final = ExpectedServer(Role.AUTORECOVERY)
 _METADATA: Final = ExpectedServer(Role.METADATA)
@@ -46,14 +46,14 @@ _METADATA: Final = ExpectedServer(Role.METADATA)
 BOOKIE: Final = path_text(
     "bookie", BOOKIE_NAME, "The bookie's name, without an incarnation.", "bookie-1"
 )
-AFTER: Final = query_text("after", REPAIR_PLACE, "Only items after this one: `ledger_id:member`.")
+AFTER: Final = query_text("after", REPAIR_PLACE, "List items after this item (`ledger_id:member`).")
 
 _READ: Final = on(Named.CLUSTER, Scope.READ)
 _ADMIN: Final = on(Named.EVERYTHING, Scope.ADMIN)
 _LEDGER: Final = on(Named.LEDGER, Scope.MANAGE)
 _OBJECT: Final[dict[str, Any]] = {"type": "object"}
 _DONE: Final = op.gives("Done.", _OBJECT, {})
-_BEGUN: Final = op.gives("It has begun.", _OBJECT, {"begun": {}}, status=202)
+_BEGUN: Final = op.gives("The operation has begun.", _OBJECT, {"begun": {}}, status=202)
 _LINES: Final = {
     NDJSON: Content(
         {"type": "string", "description": "Lines of progress; the last has the result."}
@@ -87,7 +87,7 @@ def _forwards(
     is_slow: bool = False,
 ) -> _Forward:
     """Declare an operation that forwards requests to `path` of a service, with the same method. The
-    audit log records operations with a body of their own, and deletions.
+    audit log records deletions, and operations with a declared body.
     """
     method, has_body = key.partition(" ")[0], body not in (None, op.NOTHING)
     media = tuple(replies[200].content) if 200 in replies else (JSON,)
@@ -124,7 +124,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
     """HTTP handlers that forward operators' requests to the services behind the gateways."""
 
     def __init__(self, engine: Engine, room: Room) -> None:
-        """`engine` has the session and knows the services; `room` limits bodies and waits."""
+        """`engine` has the HTTP session and the list of services. `room` limits bodies and waits."""
         self._engine, self._room = engine, room
 
     # fmt: off
@@ -142,17 +142,18 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         body=_takes({"paused": True}, "paused", paused=_TRUTH))
     get_bookie_damage = _forwards(
         "GET /v1/bookies/{bookie}/damage", "get_bookie_damage", _READ, Role.BOOKIE, "/v1/damage",
-        "List a bookie's damaged entries, and where they are in its files.")
+        "List a bookie's damaged entries, and their locations in the bookie's files.")
     get_bookie_drain = _forwards(
         "GET /v1/bookies/{bookie}/drain", "get_bookie_drain", _READ, Role.AUTORECOVERY, "/v1/drains/{bookie}",
-        "Get the progress of a bookie's drain: which ledgers still name the bookie, and why.")
+        "Get the progress of a bookie's drain: the ledgers that still name the bookie, and why.")
     decommission_bookie = _forwards(
         "DELETE /v1/bookies/{bookie}", "decommission_bookie", _ADMIN, Role.AUTORECOVERY, "/v1/bookies/{bookie}",
-        "Remove a dead bookie from the list.\n\nThe error is 412 while the bookie is alive, or any ledger or repair names it.",
+        "Remove a dead bookie from the list.\n\n"
+        "The response is 412 if the bookie is alive, or if a ledger or repair references the bookie.",
         replies={204: Reply("The bookie is removed.")}, refusals=(errors.VersionConflict,))
     list_repairs = _forwards(
         "GET /v1/repairs", "list_repairs", _READ, Role.AUTORECOVERY, "/v1/repairs",
-        "List the queue of repairs, with the reasons of failed tries.\n\n"
+        "List the queue of repairs, with the reasons of failed attempts.\n\n"
         "`next` is the `after` of the next page, or null at the end.", query=(AFTER,))
     patch_autorecovery = _forwards(
         "PATCH /v1/autorecovery", "patch_autorecovery", _ADMIN, Role.AUTORECOVERY, "/v1/settings",
@@ -171,24 +172,24 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         "Compare the copies of a ledger's entries on all of its bookies.", is_slow=True)
     mend_ledger = _forwards(
         "POST /v1/ledgers/{ledger_id}/check", "mend_ledger", _LEDGER, Role.AUTORECOVERY, "/v1/checks/{ledger_id}",
-        "Compare the copies of a ledger's entries, and queue repairs of what bookies lack.", body=op.NOTHING, is_slow=True)
+        "Compare the copies of a ledger's entries, and queue repairs of missing copies.", body=op.NOTHING, is_slow=True)
     get_rebuild = _forwards(
         "GET /v1/rebuild", "get_rebuild", _READ, Role.METADATA, "/v1/rebuild",
-        "Get whether the metadata's database is empty, or was rebuilt.")
+        "Get whether the metadata database is empty, or was rebuilt.")
     rebuild_metadata = _forwards(
         "POST /v1/rebuild", "rebuild_metadata", _ADMIN, Role.METADATA, "/v1/rebuild",
-        "Rebuild the metadata that bookies' copies prove.\n\n"
-        "If the client disconnects, the rebuild ends, and the metadata that it wrote stays.",
+        "Rebuild the metadata from the bookies' copies.\n\n"
+        "If the client disconnects, the rebuild ends, and the metadata written so far stays.",
         body=_takes(
             {"dry_run": True}, dry_run=_TRUTH, take_over=_TRUTH, bookies=_TEXTS, without=_TEXTS,
             after={"type": ["integer", "null"], "minimum": 0}),
-        replies={200: Reply("Progress, and at last the report or an error.", _LINES)}, refusals=(errors.NotAcceptable,))
+        replies={200: Reply("Progress, and finally the report or an error.", _LINES)}, refusals=(errors.NotAcceptable,))
     get_witnesses = _forwards(
         "GET /v1/witnesses", "get_witnesses", _READ, Role.METADATA, "/v1/witnesses",
-        "List the acknowledged changes that the database must contain, and those that it lacks.")
+        "List the acknowledged changes that the database must contain, and the missing changes.")
     accept_witnesses = _forwards(
         "POST /v1/witnesses/accept", "accept_witnesses", _ADMIN, Role.METADATA, "/v1/witnesses/accept",
-        "Accept the loss of changes that the database lacks because it went back.\n\n"
+        "Accept the loss of changes that the database lost when it went back in time.\n\n"
         "Read the runbook first. A client that accepts `application/x-ndjson` gets lines of progress.",
         body=_takes({"witnesses": []}, witnesses=_TEXTS, lost=_TEXTS, ledgers=_IDS),
         replies={200: Reply("The witnesses.", {JSON: Content(_OBJECT), **_LINES})},
@@ -199,7 +200,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
     async def list_autorecovery(self, _request: web.Request, _given: Given) -> web.Response:
         """List the processes of autorecovery, with their state, settings and counters.
 
-        A process that does not answer has `error` instead.
+        A process that does not respond has `error` instead.
         """
         return json_value({"autorecovery": await self._statuses()})
 
@@ -212,7 +213,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
     )
     async def start_check(self, _request: web.Request, _given: Given) -> web.Response:
         """Start a comparison of all copies of all ledgers, which queues repairs."""
-        # Only the auditor compares copies; while there is none, another process remembers it.
+        # Only the auditor compares copies. Without an auditor, another process stores the request.
         found = sorted(await self._statuses(), key=lambda one: not one.get("auditor"))
         return await self.ask(_AUTORECOVERY, [one["url"] for one in found], "POST", "/v1/checks")
 
@@ -221,8 +222,8 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         return await body.read_object(request, self._room, BODY_BYTES_MAX)
 
     async def targets(self, to: Role, given: Given) -> tuple[ExpectedServer, Sequence[str]]:
-        """The service that must answer, and the URLs of its processes. Raises: NoSuchBookie,
-        MetadataUnavailable.
+        """Return the service that must respond, and the URLs of its processes. Raises:
+        NoSuchBookie, MetadataUnavailable.
         """
         if to is Role.METADATA:
             return _METADATA, self._engine.metadata.urls
@@ -232,15 +233,16 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         bookies = (await directory.refresh()).bookies
         if name not in (member_name(one.id) for one in bookies):
             raise errors.NoSuchBookie(f"no bookie {name} is registered", bookie=name)
-        # Also a bookie that is listed as lost may answer.
+        # Don't check liveness, because a bookie that is listed as lost may still respond.
         url = directory.address(name)
         return ExpectedServer(Role.BOOKIE, name), () if url is None else (url,)
 
     async def waited(self, work: Awaitable[web.Response]) -> web.Response:
-        """Await work, which ends if the client disconnects. Raises: ShuttingDown."""
+        """Await work, which is cancelled if the client disconnects. Raises: ShuttingDown."""
         found = await self._room.wait(work)
         if found is None:
-            raise errors.ShuttingDown("this gateway is shutting down", outcome=errors.UNKNOWN)
+            detail = "this gateway is shutting down: use another gateway"
+            raise errors.ShuttingDown(detail, outcome=errors.UNKNOWN)
         return found
 
     async def _processes(self) -> list[dict[str, Any]]:
@@ -248,7 +250,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         return [{"id": one.id, "url": one.url} for one in services if one.kind == Role.AUTORECOVERY]
 
     async def _statuses(self) -> Sequence[dict[str, Any]]:
-        """The processes of autorecovery with their status, or with the `error`."""
+        """Request the status of each process of autorecovery. Failures have `error` instead."""
 
         async def ask(found: dict[str, Any]) -> dict[str, Any]:
             try:
@@ -261,7 +263,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
             except orjson.JSONDecodeError:
                 status = None
             if not isinstance(status, dict):
-                return found | {"error": "it does not answer with a JSON object"}
+                return found | {"error": "the process did not respond with a JSON object"}
             return found | status
 
         return await gather(*map(ask, await self._processes()))
@@ -276,7 +278,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         timeout_s: float = _ANSWER_S,
     ) -> web.Response:
         """Forward a request to the first process of `urls` that accepts a connection, and return
-        its answer. Raises: ServiceUnavailable, and the process's error.
+        the response. Raises: ServiceUnavailable, and the process's error.
         """
         with _answering(server, method):
             async with (
@@ -289,8 +291,8 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
     async def follow(
         self, request: web.Request, urls: Sequence[str], path: str, asked: dict[str, Any] | None
     ) -> web.StreamResponse:
-        """Forward a request to the metadata service, and pass on each line of its answer as it
-        arrives. The work ends if the client disconnects or this process shuts down.
+        """Forward a request to the metadata service, and pass on each line of the response as it
+        arrives. The operation ends if the client disconnects or this process shuts down.
         """
         with _answering(_METADATA, "POST"):
             answer = await self._send(_METADATA, urls, "POST", path, asked, accept=NDJSON)
@@ -303,7 +305,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
                 await response.write(_last_line(error))
             await write_end(response)
         finally:
-            # TLS would wait for the service's close.
+            # Abort, because a TLS connection would wait until the service closes it too.
             if answer.connection is not None and answer.connection.transport is not None:
                 answer.connection.transport.abort()
             answer.close()
@@ -319,8 +321,8 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         *,
         accept: str = JSON,
     ) -> aiohttp.ClientResponse:
-        """Send a request to the first process that accepts a connection; return its successful
-        answer, whose body is not read. Raises: ServiceUnavailable, and the process's error.
+        """Send a request to the first process that accepts a connection, and return the successful
+        response with its body unread. Raises: ServiceUnavailable, and the process's error.
         """
         headers: dict[str, str] = {hdrs.ACCEPT: accept}
         why = f"no {server} is alive"
@@ -351,33 +353,33 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
 
 @contextlib.contextmanager
 def _answering(server: ExpectedServer, method: str) -> Iterator[None]:
-    """Turn a broken connection or silence into ServiceUnavailable."""
+    """Convert connection errors and timeouts to ServiceUnavailable."""
     try:
         yield
     except (aiohttp.ClientError, OSError) as error:
         outcome = errors.NOT_DONE if method == "GET" else errors.UNKNOWN
         raise errors.ServiceUnavailable(
-            f"{server} does not answer: {error!r}", outcome=outcome
+            f"{server} does not respond: {error!r}", outcome=outcome
         ) from error
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    """Read an answer of bounded size. Raises: ClientPayloadError."""
+    """Read a response of bounded size. Raises: ClientPayloadError."""
     data = bytearray()
     async for chunk in answer.content.iter_any():
         data += chunk
         if len(data) > ANSWER_BYTES_MAX:
-            raise aiohttp.ClientPayloadError(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
+            raise aiohttp.ClientPayloadError(f"the response has more than {ANSWER_BYTES_MAX} bytes")
     return bytes(data)
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
-    """Yield the lines of an answer, and an error as the last line if the connection breaks."""
+    """Yield the lines of a response, and an error as the last line if the connection breaks."""
     try:
         async for line in answer.content:
             yield line
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        yield _last_line(errors.ServiceUnavailable(f"the answer broke off: {error!r}"))
+        yield _last_line(errors.ServiceUnavailable(f"the response was interrupted: {error!r}"))
 
 
 def _last_line(error: errors.QuorumLogError) -> bytes:
@@ -387,13 +389,13 @@ def _last_line(error: errors.QuorumLogError) -> bytes:
 def _problem(
     server: ExpectedServer, answer: aiohttp.ClientResponse, data: bytes
 ) -> errors.QuorumLogError:
-    """The client's error for another service's error. A service that refuses the gateway, or that
-    failed, is unavailable to the client.
+    """Convert another service's error to the client's error. If the service refuses the gateway, or
+    has an internal error, the client gets ServiceUnavailable.
     """
     problem = from_answer(answer.status, data, answer.headers)
     not_the_clients = errors.Refused | errors.RouteNotFound | errors.MethodNotAllowed
     if type(problem) is errors.QuorumLogError or isinstance(problem, not_the_clients):
         return errors.ServiceUnavailable(
-            f"{server} answers {problem.code}: {problem.detail}", outcome=problem.outcome
+            f"{server} responded with {problem.code}: {problem.detail}", outcome=problem.outcome
         )
     return problem

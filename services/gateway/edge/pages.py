@@ -1,6 +1,6 @@
 """Read pages of a ledger or of a log, and encode a page in each response format.
 
-`LedgerPages` and `LogPages` differ in the component that they read from and in a page's members.
+`LedgerPages` and `LogPages` differ in the source of pages and in a page's members.
 """
 
 import asyncio
@@ -29,36 +29,36 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, Start
 
 TAIL_BYTES: Final = 256 << 10
-"""Bytes that a tail reads ahead: pages for hundreds of slow readers must fit in memory."""
+"""Maximum size of a tail's page, so that pages of hundreds of slow readers fit in memory."""
 _FILTERED_BYTES_MAX: Final = 16 << 20
-"""Bytes of records that a filter looks at for one page (chosen by judgement)."""
+"""Bytes of records to which a filter is applied for one page (chosen by judgement)."""
 _ITEM_BYTES: Final = 64
-"""Memory overhead of an entry or a record, besides its payload."""
+"""Memory overhead of an entry or a record, in addition to the payload."""
 _FRAME: Final = struct.Struct(">QI")
 
 
 class Pages(Followable[P]):
-    """A ledger or a log that is read page by page and followed, with the encodings of its pages.
+    """Reads and follows a ledger or a log in pages, and encodes the pages.
 
-    An item is an entry or a record; its number is its entry id or offset.
+    An item is an entry or a record. An item's number is its entry id or offset.
     """
 
     noun = b"entries"
-    """The JSON member that has the items."""
+    """The JSON member for a page's items."""
     headers: tuple[str, ...]
-    """Headers for the values of `members`, in the same order; used if the body has only items."""
+    """Headers for the values of `members`, in the same order, for bodies that have only items."""
 
     def __init__(self, name: bytes, last: int | None = None) -> None:
-        """`name`: the JSON member that names the ledger or log. `last`: the last item to read."""
+        """`name` is the JSON member that names the ledger or log. `last` is the last item to read."""
         self.name, self.last = name, last
 
     @property
     def key(self) -> Hashable | None:
-        """Key that all readers of one ledger or log have in common. None until it is known."""
+        """Key that all readers of a ledger or log share. None until the key is known."""
         return self.name
 
     def id_end(self, page: P) -> bytes:
-        """The part of an event's id after the item's number. A client sends the id to resume."""
+        """The part of an event's id after the item's number. Clients resume by an event's id."""
         del page
         return b""
 
@@ -75,11 +75,11 @@ class Pages(Followable[P]):
 
     @abstractmethod
     async def end(self, page: P) -> int:
-        """The number after the last item that is acknowledged; `page` is the last page read."""
+        """The number after the last acknowledged item. `page` is the last page that was read."""
 
     @abstractmethod
     def count(self, page: P) -> int:
-        """How many items a page has."""
+        """The number of items in a page."""
 
     @abstractmethod
     def payload_bytes(self, page: P) -> int:
@@ -103,22 +103,22 @@ class Pages(Followable[P]):
 
     @abstractmethod
     def members(self, page: P) -> dict[str, int | str]:
-        """The JSON members of a page besides its items, such as `next` and `closed`."""
+        """The JSON members of a page other than its items, such as `next` and `closed`."""
 
     @abstractmethod
     def ending(self, page: P) -> dict[str, int]:
         """The JSON members of the `end` event that a stream sends after its last page."""
 
     def size(self, page: P) -> int:
-        """How many bytes a page takes in memory."""
+        """The size of a page in memory, in bytes."""
         return self.payload_bytes(page) + _ITEM_BYTES * self.count(page)
 
     def has_moved(self, page: P) -> bool:
-        """Whether the next page begins elsewhere. A page without items may skip some."""
+        """Whether the next page begins at another item. A page without items may skip items."""
         return self.count(page) > 0
 
     def skipped_to(self, page: P) -> int | None:
-        """The number of the last item that a page skips behind its own items, or None."""
+        """The number of the last item that a page skips after its own items, or None."""
         del page
         return None
 
@@ -177,7 +177,7 @@ class LedgerPages(Pages[ReadResult]):
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
     ) -> ReadResult:
-        """Read the entries from an id on. Raises: what the engine raises."""
+        """Read the entries from an id on. Raises: the engine's errors."""
         assert isinstance(at, int), "a ledger's pages begin at an id"
         if wait_s > 0:
             await self._reads.last_add_confirmed(
@@ -197,7 +197,7 @@ class LedgerPages(Pages[ReadResult]):
         return page.last_add_confirmed + 1
 
     def count(self, page: ReadResult) -> int:
-        """How many entries a page has."""
+        """The number of entries in a page."""
         return sum(run.count for run in page.runs)
 
     def payload_bytes(self, page: ReadResult) -> int:
@@ -228,7 +228,7 @@ class LedgerPages(Pages[ReadResult]):
     def items(self, page: ReadResult, encoding: str) -> Iterable[bytes]:
         """Encode each entry of a page as a JSON object."""
         numbers, payloads = self.numbers(page), self.values(page)
-        if encoding == "base64":  # most reads, so without a Python call for each entry
+        if encoding == "base64":  # the most common case, without a Python call per entry
             values = map(pybase64.b64encode, payloads)
             return map(b'{"entry_id":%d,"data":"%b"}'.__mod__, zip(numbers, values, strict=True))
         return (
@@ -251,8 +251,8 @@ class LedgerPages(Pages[ReadResult]):
 
 
 class LogPages(Pages[LogBatches]):
-    """Pages of the records of one log, never of a later log with its name (rule 27b). Without
-    `created_at`, all pages are of the log that the first page was read from.
+    """Pages of the records of one log, never of a later log with the same name (rule 27b). Without
+    `created_at`, all pages belong to the log of the first page.
     """
 
     noun = b"records"
@@ -265,14 +265,14 @@ class LogPages(Pages[LogBatches]):
         created_at: str | None = None,
         wanted: Filter | None = None,
     ) -> None:
-        """`wanted`: the records to return; None means all."""
+        """`wanted` selects the records to return. None means all."""
         super().__init__(b'"log":"%b"' % name.encode())
         self._logs, self._log, self._created_at = logs, name, created_at
         self._wanted = wanted
 
     @property
     def key(self) -> Hashable | None:
-        """The log's name, creation time and filter; None until a page has been read."""
+        """The log's name, creation time and filter. None until the first page is read."""
         if self._created_at is None:
             return None
         return self.name, self._created_at, self._wanted
@@ -289,8 +289,8 @@ class LogPages(Pages[LogBatches]):
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
     ) -> LogBatches:
-        """Read the records from an offset on. With a filter, read on until the page is full, the
-        log ends, or _FILTERED_BYTES_MAX were read. Raises: what the log raises.
+        """Read the records from an offset on. With a filter, read until the page is full, the log
+        ends, or _FILTERED_BYTES_MAX have been read. Raises: the log's errors.
         """
         if self._wanted is None:
             return await self._read(at, limit, max_bytes, wait_s)
@@ -299,7 +299,7 @@ class LogPages(Pages[LogBatches]):
         while True:
             page = await self._indexed(at)
             if page is not None:
-                size += TAIL_BYTES  # buckets of indexes count too
+                size += TAIL_BYTES  # counts the buckets of indexes that were read
             else:
                 left_s = 0.0 if batches else end_s - asyncio.get_running_loop().time()
                 page = await self._read(at, BATCH_ENTRIES_MAX, TAIL_BYTES, max(left_s, 0.0))
@@ -315,7 +315,7 @@ class LogPages(Pages[LogBatches]):
             at = page.next
 
     async def _indexed(self, at: Start) -> LogBatches | None:
-        """A page of the batches that may have the wanted key, by indexes; None without one."""
+        """Use an index of keys to read a page of batches that may have the key. None without one."""
         key = None if self._wanted is None else self._wanted.key
         if key is None or not (isinstance(at, int) or at == "earliest"):
             return None
@@ -347,15 +347,15 @@ class LogPages(Pages[LogBatches]):
         return (await self._logs.reader.tail(self._log, created_at=page.created_at))[0]
 
     def count(self, page: LogBatches) -> int:
-        """How many records a page has."""
+        """The number of records in a page."""
         return sum(found.count for found in page.batches)
 
     def has_moved(self, page: LogBatches) -> bool:
-        """Whether a page has records, or skips some."""
+        """Whether a page has or skips records."""
         return not page.is_empty
 
     def skipped_to(self, page: LogBatches) -> int | None:
-        """The last offset of a page, unless a record of the page has it."""
+        """The last offset that a page covers, unless the page has the record at this offset."""
         if page.is_empty:
             return None
         last = page.batches[-1] if page.batches else None
@@ -376,7 +376,7 @@ class LogPages(Pages[LogBatches]):
         return replace(page, batches=batches, first=at)
 
     def is_end(self, page: LogBatches) -> bool:
-        """Whether the log is closed and a page reaches its end."""
+        """Whether the log is closed and a page reaches the log's end."""
         return page.closed
 
     def numbers(self, page: LogBatches) -> Iterable[int]:
@@ -429,7 +429,7 @@ def records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:
 
 
 def time_text(milliseconds: int) -> str:
-    """Format a time as the API does. Times outside the years 1 to 9999 are clamped."""
+    """Format a time as in the API. Times outside the years 1 to 9999 are clamped."""
     at = min(max(milliseconds, -62_135_596_800_000), 253_402_300_799_999)
     seconds, rest = divmod(at, 1000)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,8 +1,8 @@
 """Parse the payloads of append bodies, and encode payloads for readers as base64, text or JSON.
 
-This is the edge's hot path: it avoids pydantic, passes over orjson's values once, and counts quotes
-once. A payload that isn't valid text or JSON must not stop readers, so `data_base64` has it
-instead.
+This module is the edge's hot path. It avoids pydantic, iterates over orjson's values once, and
+counts quotes once. Payloads that aren't valid text or JSON must not stop readers, so readers get
+these payloads as `data_base64`.
 """
 
 import re
@@ -23,7 +23,7 @@ from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 
 FORMS: Final = ("data", "text", "json")
 _LAST_CANONICAL: Final = (frozenset("AEIMQUYcgkosw048"), frozenset("AQgw"))
-"""Letters allowed before `=` and `==` in canonical base64; others have bits that get lost."""
+"""Letters allowed before `=` and `==` in canonical base64, because their unused bits are 0."""
 _CANONICAL_ENDS: Final = re.compile("(?:[^=]{4}|[^=]{2}[AEIMQUYcgkosw048]=|[^=][AQgw]==)*")
 """Matches the concatenated last four letters of several base64 texts, if all are canonical."""
 
@@ -33,11 +33,11 @@ _HEADERS_MAX: Final = 1_000
 
 _BATCH_BYTES: Final = len(b'{"entries":[]}') - 1
 _ENTRY_BYTES: Final = len(b'{"data":""},')
-"""Bytes of an entry in the shortest JSON, without the text of `data`. The last has no comma."""
+"""Bytes of an entry in the shortest JSON, without the text of `data`. Includes the comma."""
 
 
 class Item(NamedTuple):
-    """The singular and plural by which requests and errors name the items of a batch."""
+    """The singular and plural words for the items of a batch in requests and errors."""
 
     one: str
     many: str
@@ -50,8 +50,8 @@ RECORDS: Final = Item("record", "records")
 def from_json(
     data: bytes, entry_bytes_max: int, *, count: int | None = None
 ) -> tuple[list[bytes], bool]:
-    """Parse the payloads of a JSON body; also returns whether the body is a batch. `count`: its
-    `strict.marks`, if known.
+    """Parse the payloads of a JSON body. Also returns whether the body is a batch. `count` is the
+    number of the body's `strict.marks`, if known.
     """
     return strict.kept(data, lambda body: _payloads(data, body, entry_bytes_max), count=count)
 
@@ -88,9 +88,9 @@ def _payloads(data: bytes, body: Any, entry_bytes_max: int) -> tuple[list[bytes]
 
 
 def _alike(data: bytes, entries: list[Any], entry_bytes_max: int) -> list[bytes] | None:
-    """Parse a batch whose entries are all valid `{"data":…}`, without a Python call per entry,
-    which halves the cost. Returns None for any other batch: parsing its entries one by one gives
-    precise errors. Raises: BadRequest for a body with two equal keys.
+    """Parse a batch whose entries are all valid `{"data":…}`. This needs no Python call per entry,
+    which halves the cost. Returns None for other batches, whose entries must be parsed one by one,
+    with precise errors. Raises: BadRequest for a body with duplicate keys.
     """
     try:
         texts = [entry["data"] for entry in entries]
@@ -107,7 +107,7 @@ def _alike(data: bytes, entries: list[Any], entry_bytes_max: int) -> list[bytes]
         return None
     if max(map(len, payloads)) > entry_bytes_max:
         return None
-    # A body of the minimal length has no room for a repeated key, so it needs no search for one.
+    # A body of minimal length can't have duplicate keys, so no check is needed.
     if len(data) != _BATCH_BYTES + len(entries) * _ENTRY_BYTES + sum(map(len, texts)):
         strict.check_strings(data, 1 + 2 * len(entries))
     return payloads
@@ -129,9 +129,9 @@ def _one_payload(data: bytes, entry: Any, pointer: str, entry_bytes_max: int) ->
 
 
 def _payload(entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int]:
-    """Parse one entry; returns its payload, and the number of strings in its JSON."""
+    """Parse one entry. Returns the payload, and the number of strings in the entry's JSON."""
     if type(entry) is not dict:
-        raise invalid(pointer, "must be an object with data, text or json")
+        raise invalid(pointer, "must be an object with `data`, `text` or `json`")
     if len(entry) != 1:
         raise _unknown(entry, FORMS, pointer)
     ((form, value),) = entry.items()
@@ -158,7 +158,7 @@ def value_of(form: str, value: object, pointer: str) -> bytes:
 def base64_of(value: object, pointer: str) -> bytes:
     """Decode canonical base64 (RFC 4648, 4). Raises: InvalidRequest."""
     if type(value) is not str:
-        raise invalid(pointer, "must be a string of base64")
+        raise invalid(pointer, "must be a string in base64")
     padding = 0 if not value.endswith("=") else 2 if value.endswith("==") else 1
     try:
         payload: bytes = pybase64.b64decode(value, validate=True)
@@ -167,7 +167,7 @@ def base64_of(value: object, pointer: str) -> bytes:
     if len(value) % 4 or len(payload) != len(value) // 4 * 3 - padding:
         raise invalid(pointer, "is not base64")
     if padding and value[-padding - 1] not in _LAST_CANONICAL[padding - 1]:
-        raise invalid(pointer, "is not canonical base64: the unused bits of its end must be 0")
+        raise invalid(pointer, "is not canonical base64: the unused bits at the end must be 0")
     return payload
 
 
@@ -192,20 +192,20 @@ def headers_of(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
         if not isinstance(text, str):
             raise invalid(where, "must be a string")
         if max(len(name.encode()), len(text.encode())) > _HEADER_BYTES_MAX:
-            raise invalid(where, f"has more than {_HEADER_BYTES_MAX} bytes")
+            raise invalid(where, f"must have at most {_HEADER_BYTES_MAX} bytes")
     return tuple(value.items())
 
 
 def too_large(size: int, bytes_max: int, pointer: str, item: Item = ENTRIES) -> TooLarge:
     """Create the error for an item that is too large."""
     where = f" at {pointer}" if pointer else ""
-    return TooLarge(f"the {item.one}{where} has {size} bytes; the limit is {bytes_max}")
+    return TooLarge(f"the {item.one}{where} has {size} bytes, but the limit is {bytes_max}")
 
 
 def check_size(size: int) -> None:
     """Raise TooLarge if records of `size` bytes do not fit into one batch."""
     if size > BATCH_BYTES_MAX:
-        raise TooLarge(f"the record batch has {size} bytes; the limit is {BATCH_BYTES_MAX}")
+        raise TooLarge(f"the record batch has {size} bytes, but the limit is {BATCH_BYTES_MAX}")
 
 
 def check_count(count: int, item: Item = ENTRIES) -> None:
@@ -213,7 +213,7 @@ def check_count(count: int, item: Item = ENTRIES) -> None:
     if count == 0:
         raise invalid(f"/{item.many}", f"must have at least one {item.one}")
     if count > BATCH_ENTRIES_MAX:
-        raise TooLarge(f"a batch has more than {BATCH_ENTRIES_MAX} {item.many}")
+        raise TooLarge(f"the batch has more than {BATCH_ENTRIES_MAX} {item.many}")
 
 
 def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list[bytes]:
@@ -231,7 +231,7 @@ def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list
             (size,) = size_at(data, stop)
         except struct.error:
             raise BadRequest(
-                f"the frames are cut short: {end - stop} bytes at {stop}, but a length has 4 bytes"
+                f"the frames are truncated: {end - stop} bytes at {stop}, but a length has 4 bytes"
             ) from None
         start = stop + 4
         stop = start + size
@@ -239,18 +239,18 @@ def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list
             raise too_large(size, entry_bytes_max, f"/{item.many}/{index}", item)
         if stop > end:
             raise BadRequest(
-                f"the frames are cut short: of {size} bytes at {start}, {end - start} arrived"
+                f"the frames are truncated: only {end - start} of {size} bytes at {start} arrived"
             )
         add(data[start:stop])
     else:
-        raise TooLarge(f"a batch has more than {BATCH_ENTRIES_MAX} {item.many}")
+        raise TooLarge(f"the batch has more than {BATCH_ENTRIES_MAX} {item.many}")
     check_count(len(payloads), item)
     return payloads
 
 
 def _of_one_size(data: bytes, entry_bytes_max: int) -> list[bytes] | None:
     """Parse frames of equal length with one call, which takes a third of the time. Returns None for
-    other frames: parsing frames one by one gives precise errors.
+    other frames, which must be parsed one by one, with precise errors.
     """
     if len(data) < 2 * _SIZE.size:
         return None
@@ -270,8 +270,8 @@ def _cutter(size: int, count: int) -> struct.Struct:
 
 
 _AROUND: Final = 254 - DEPTH_MAX
-"""With this many lists around a value, orjson refuses the value if it nests deeper than DEPTH_MAX:
-orjson's own limit is 254 (checked by a test). The check is faster than a walk in Python."""
+"""Number of lists to wrap around a value, so that orjson refuses values nested deeper than
+DEPTH_MAX. orjson's own limit is 254 (checked by a test). A check in Python would be slower."""
 _ON_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
@@ -286,20 +286,20 @@ def encoded(payload: bytes | memoryview, encoding: str) -> bytes:
         if text is not None:
             return b'"text":' + text
     elif _is_json(data := bytes(payload)):
-        # The text is sent as stored, so that no number changes, but on one line, as NDJSON and
-        # events need it. Valid JSON has line ends only between tokens.
+        # Send the text as stored, so that no number changes, but on one line, for NDJSON and events.
+        # Valid JSON has line ends only between tokens.
         has_lines = b"\n" in data or b"\r" in data
         return b'"json":' + (data.translate(_ON_ONE_LINE) if has_lines else data)
     return b'"data_base64":"%b"' % pybase64.b64encode(payload)
 
 
 def encoded_null(encoding: str) -> bytes:
-    """Encode the value of a tombstone as a JSON member. `"json":null` would be JSON's null."""
+    """Encode a tombstone's value as a JSON member. `"json":null` would be the JSON value null."""
     return {"base64": b'"data":null', "text": b'"text":null'}.get(encoding, b'"data_base64":null')
 
 
 def encoded_key(key: bytes | None, encoding: str) -> bytes:
-    """Encode a key as JSON: with `base64` as base64, otherwise as text, or as `key_base64`."""
+    """Encode a key as JSON members, in base64 if `encoding` is `base64` or the key isn't UTF-8."""
     if key is None:
         return b'"key":null'
     if encoding == "base64":
@@ -311,7 +311,7 @@ def encoded_key(key: bytes | None, encoding: str) -> bytes:
 
 
 def _text(data: bytes | memoryview) -> bytes | None:
-    """Encode UTF-8 bytes as a JSON string; None if they aren't UTF-8."""
+    """Encode UTF-8 bytes as a JSON string. Returns None for other bytes."""
     try:
         return orjson.dumps(str(data, "utf-8"))
     except UnicodeDecodeError:
@@ -319,8 +319,8 @@ def _text(data: bytes | memoryview) -> bytes | None:
 
 
 def _is_json(data: bytes) -> bool:
-    """Whether a payload is JSON that parsers also accept inside a page: it has at most as many
-    values and levels of nesting as a request may have.
+    """Whether a payload is JSON that parsers also accept inside a page. It may have at most as many
+    values and levels of nesting as a request.
     """
     try:
         check_marks(data)

@@ -17,14 +17,14 @@ from services.gateway.edge.log_models import RecordOut
 from services.gateway.edge.models import DATE_TIME, Id, Model
 
 CLAIM_MAX: Final = 1000
-"""Maximum records of a claim, and claims of a settlement. Chosen by judgement."""
+"""Maximum records of a claim, and maximum claims of a settlement (chosen by judgement)."""
 DELAY_MS_MAX: Final = 3_600_000
-"""Maximum delay of records that are given back. A new owner of the queues' log waits it anew."""
+"""Maximum delay of returned records. The delay restarts if the queues' log gets a new owner."""
 ATTEMPTS_MAX: Final = 1000
 REASON_CHARS_MAX: Final = 500
 
 Items = tuple[tuple[int, Offsets], ...]
-"""Tokens, each with offsets of its claim."""
+"""Tokens of claims, each with offsets of claimed records."""
 _From = Annotated[
     StrictInt | Annotated[StrictStr, StringConstraints(max_length=64)],
     Field(description="An offset, `earliest`, `latest`, -N or an RFC 3339 time, as in a read."),
@@ -33,29 +33,29 @@ _Attempts = Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)]
 
 
 class QueuePut(Model):
-    """A queue's settings. `order`, and a `dead_letter_log` that is set, can't be changed later."""
+    """A queue's settings. `order` can't be changed later, nor can `dead_letter_log` once set."""
 
     lease_ms: Annotated[int, Field(ge=1000, le=LEASE_MS_MAX)] = 30_000
-    """How long a worker has for a claim, unless it extends the claim."""
+    """Duration of a claim, unless the worker extends the claim."""
     max_attempts: _Attempts | None = None
-    """How often a record is given before it goes to the dead-letter log; null: without limit."""
+    """Maximum deliveries of a record before it goes to the dead-letter log. Null: no maximum."""
     dead_letter_log: LogName | None = None
-    """The log for records that were given too often; required with `max_attempts`."""
+    """The log for records that were delivered too often. Required with `max_attempts`."""
     order: Literal["none", "key"] = "none"
-    """`key`: the records of a key are given in their order, one at a time."""
+    """With `key`, the records of a key are delivered in order, one at a time."""
     max_in_flight: Annotated[int, Field(ge=1, le=IN_FLIGHT_MAX)] = 1000
-    """The most records that were given and are neither acknowledged nor dead letters."""
+    """Maximum delivered records that are neither acknowledged nor dead letters."""
     start: _From = Field(default="earliest", alias="from", description="Where a new queue begins.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.max_attempts is not None and self.dead_letter_log is None:
-            raise ValueError("max_attempts requires a dead_letter_log: no record is dropped")
+            raise ValueError("max_attempts requires a dead_letter_log: send both")
         return self
 
     @property
     def settings(self) -> QueueSettings:
-        """The settings as the protocol has them."""
+        """Convert to the protocol's `QueueSettings`."""
         return QueueSettings(
             self.lease_ms,
             self.max_attempts or 0,
@@ -71,35 +71,35 @@ class QueueModel(Model):
     log: str
     queue: str
     state: Literal["ok", "log-replaced"]
-    """`log-replaced`: the queue is of a deleted log, and another log has the name."""
+    """`log-replaced`: the queue's log was deleted, and another log has the name."""
     log_created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     version: Id
-    """The version of the settings: the queue's `ETag`."""
+    """The version of the settings, which is the queue's `ETag`."""
     lease_ms: Id
     max_attempts: Id | None
     dead_letter_log: str | None
     order: Literal["none", "key"]
     max_in_flight: Id
     floor: Id
-    """All records below this offset are done."""
+    """All records below this offset are acknowledged, dead letters or lost."""
     next: Id
-    """No record from this offset on was given yet."""
+    """The offset of the first record that was never delivered."""
     depth: Id
-    """How many records are not done."""
+    """Number of records that are neither acknowledged, nor dead letters, nor lost."""
     in_flight: Id
-    """How many records workers have."""
+    """Number of records that workers have claimed now."""
     unsettled: Id
-    """How many records were given and are not done, including those that wait to be given again."""
+    """Number of delivered, unsettled records, including records that wait for redelivery."""
     redelivered: Id
-    """How often records were given again."""
+    """Number of redeliveries."""
     dead: Id
-    """How many records went to the dead-letter log."""
+    """Number of records that were moved to the dead-letter log."""
     dying: Id
-    """How many records are on their way there."""
+    """Number of records that the queue is moving to the dead-letter log."""
     dead_letter_error: str | None
-    """The code of the error for which records can't be sent there now, such as `log-fenced`."""
+    """The code of the last error of moving dead letters, such as `log-fenced`; null if none."""
     lost: Id
-    """How many records truncation, retention or a loss took before they were done."""
+    """Number of records that truncation, retention or a loss removed before they were settled."""
 
 
 class QueueList(Model):
@@ -114,40 +114,40 @@ class ClaimPart(Model):
 
     claim: Id
     offsets: Annotated[list[Id], Field(min_length=1, max_length=CLAIM_MAX)] | None = None
-    """The records; null: all that the claim still has."""
+    """The records' offsets. Null means all remaining records of the claim."""
 
 
 class RefusedPart(Model):
-    """Records that a token does not settle, and why."""
+    """Records that a claim's token could not settle, with the reason."""
 
     claim: Id
     offsets: list[Id]
     reason: Literal["acknowledged", "claim-ended"]
-    """`acknowledged`: the record is done, perhaps by an earlier copy of this request.
-    `claim-ended`: the lease ended or the record was given back; another worker may have it."""
+    """`acknowledged`: the record is already settled, perhaps by an earlier copy of this request.
+    `claim-ended`: the lease ended or the record was returned. Another worker may have claimed it."""
 
 
 class QueueClaim(Model):
-    """Request for records."""
+    """Request to claim records."""
 
     max: Annotated[int, Field(ge=1, le=CLAIM_MAX)] = 10
-    """The most records."""
+    """Maximum number of records."""
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
-    """How long to wait while there is none."""
+    """How long to wait if there are no records."""
     ack: Annotated[list[ClaimPart], Field(max_length=CLAIM_MAX, default_factory=list)]
-    """Records of earlier claims to acknowledge first, in the same change."""
+    """Records of earlier claims to acknowledge first, atomically with the claim."""
 
     @property
     def acked(self) -> Items:
-        """The records to acknowledge, as the protocol has them. Raises: InvalidRequest."""
+        """Convert the records to acknowledge to the protocol's values. Raises: InvalidRequest."""
         return _items(self.ack, "/ack")
 
 
 class WorkRecord(RecordOut):
-    """A claimed record: the members of a record that was read, and its claim."""
+    """A claimed record, with its claim."""
 
     attempt: Id
-    """How often the record was given, with this time."""
+    """The number of the record's deliveries, including this delivery."""
     claim: Id
     """The token that settles the record."""
 
@@ -160,9 +160,9 @@ class QueueClaimed(Model):
     records: list[WorkRecord]
     lease_ms: Id
     limit: Literal["max-in-flight", "window", "keys"] | None
-    """The bound that keeps the queue from giving more: too many records are unsettled, the first
-    one that is not done lies too far back, or all records that a claim looks at wait for their
-    keys."""
+    """Why the queue delivers no more records now. `max-in-flight`: too many records are unsettled.
+    `window`: the first unsettled record is too far back. `keys`: all searched records wait for an
+    earlier record of their key."""
     refused: list[RefusedPart]
     """Records of `ack` that were not acknowledged."""
 
@@ -174,37 +174,37 @@ class QueueSettle(Model):
 
     @property
     def items(self) -> Items:
-        """The claims as the protocol has them. Raises: InvalidRequest."""
+        """Convert the claims to the protocol's values. Raises: InvalidRequest."""
         return _items(self.claims, "/claims")
 
 
 class QueueNak(QueueSettle):
-    """Records to give back."""
+    """Records to return to the queue."""
 
     delay_ms: Annotated[int, Field(ge=0, le=DELAY_MS_MAX)] = 0
-    """When the records may be given again."""
+    """Time until the records may be delivered again."""
     reason: Annotated[
         str, StringConstraints(max_length=REASON_CHARS_MAX, pattern=r"^[^\x00]*$")
     ] = ""
-    """Why; a dead letter has it as a header."""
+    """The reason, which a dead letter has as a header."""
 
 
 class QueueSettled(Model):
-    """How many records were settled, and those that were not."""
+    """The number of settled records, and the records that could not be settled."""
 
     done: Id
     refused: list[RefusedPart]
 
 
 class QueueRedrive(Model):
-    """Request to send dead letters back."""
+    """Request to move dead letters back to the queue's log."""
 
     max: Annotated[int, Field(ge=1, le=CLAIM_MAX)] = 100
-    """The most dead letters, oldest first."""
+    """Maximum number of dead letters. The oldest are moved first."""
 
 
 class QueueRedriven(Model):
-    """How many dead letters went back to the queue's log."""
+    """The number of dead letters that were moved back to the queue's log."""
 
     redriven: Id
 
@@ -220,12 +220,12 @@ def _offsets(offsets: list[int] | None, pointer: str) -> Offsets:
     if offsets is None:
         return NONE
     if max(offsets) - min(offsets) > 2 * WINDOW:
-        raise invalid(pointer, f"lie more than {2 * WINDOW} apart: no claim has such records")
+        raise invalid(pointer, f"must lie at most {2 * WINDOW} apart, as the records of a claim do")
     return Offsets.of(offsets)
 
 
 def queue_json(row: Queue, end: int) -> dict[str, Any]:
-    """Build the JSON object of a queue; `end`: its log's end, -1 if the log was replaced."""
+    """Build the JSON object of a queue. `end` is the log's end, or -1 if the log was replaced."""
     settings = row.settings
     return {
         "log": row.log,
@@ -252,7 +252,7 @@ def queue_json(row: Queue, end: int) -> dict[str, Any]:
 
 
 def refused_json(refused: Sequence[Refused]) -> list[dict[str, Any]]:
-    """Build the JSON list of records that a settlement refused."""
+    """Build the JSON list of records that could not be settled."""
     return [
         {"claim": one.token, "offsets": list(one.offsets), "reason": one.reason} for one in refused
     ]

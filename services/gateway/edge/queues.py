@@ -26,7 +26,7 @@ from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.queues import Claimed, QueueService
 
 PAGE_MAX: Final = 100
-"""Maximum queues of a page: the maximum of a log."""
+"""Maximum queues of a page, equal to the maximum queues of a log."""
 CLAIM_BYTES_MAX: Final = 8 << 20
 """Maximum `max_bytes` of a claim. Chosen by judgement."""
 
@@ -42,10 +42,10 @@ MAX_BYTES: Final = parameters.query_integer(
 )
 
 IF_MATCH: Final = parameters.header_version(
-    "The expected version of the queue's settings, as in `ETag`. Any other version: 412, and "
+    "The expected version of the queue's settings, as in `ETag`. For any other version: 412, and "
     "nothing changes."
 )
-IF_NONE_MATCH: Final = parameters.header_star("`*`: only if the queue does not exist.")
+IF_NONE_MATCH: Final = parameters.header_star("`*`: create the queue only if it does not exist.")
 
 _ONE: Final = "/v1/logs/{name}/queues/{queue}"
 _EXAMPLE: Final[dict[str, Any]] = {
@@ -165,16 +165,16 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def put_queue(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Create a queue, or change its settings.
 
-        A queue gives each record of the log from `from` on to one worker at a time, until a worker
-        acknowledges the record. If the log was deleted and created again, the request replaces the
-        queue. With a dead-letter log, which must exist, an access token also needs `append` on the
-        dead-letter log and `read` on the log.
+        A queue delivers each record of the log from `from` on to one worker at a time, until a
+        worker acknowledges the record. If the log was deleted and created again, the request
+        replaces the queue. The dead-letter log must exist. To set a dead-letter log, an access token
+        also needs `append` on that log and `read` on the queue's log.
         """
         wanted = await body.read_model(request, self._room, models.QueuePut)
         name, dead = given[op.NAME], wanted.dead_letter_log
         if dead is not None:
             if dead == name:
-                raise parameters.invalid("/dead_letter_log", "must be another log")
+                raise parameters.invalid("/dead_letter_log", "must not be the queue's log")
             op.NAME.parse(dead, "/dead_letter_log")  # rejects reserved names
             caller_of(request).check(Scope.APPEND, Kind.LOGS, dead)
             caller_of(request).check(Scope.READ, Kind.LOGS, name)
@@ -195,8 +195,8 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         """Delete a queue.
 
         The queue's claims end, and its progress is lost. Records that the queue is moving to the
-        dead-letter log may not arrive. The log and the dead letters stay. With `If-Match`, a late
-        copy of the request does not delete a later queue of the name.
+        dead-letter log may not arrive. The log and the dead letters are kept. With `If-Match`, a
+        late copy of the request does not delete a later queue with the same name.
         """
         await self._queues.delete(given[op.NAME], given[QUEUE], given[IF_MATCH])
         return no_content()
@@ -220,9 +220,9 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def claim_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Claim records.
 
-        The worker holds the records until it settles them. Without an extension, the claim lasts
-        for `lease_ms` from the request on. Records that another worker did not acknowledge come
-        first. With `ack`, the request first acknowledges records of earlier claims, for free.
+        The worker has the records until it settles them, or until the claim ends. Without an
+        extension, a claim ends `lease_ms` after the request. Records for redelivery come first. With
+        `ack`, the request first acknowledges records of earlier claims, at no extra cost.
         """
         wanted = await body.read_model(request, self._room, models.QueueClaim)
         name, queue = given[op.NAME], given[QUEUE]
@@ -251,13 +251,13 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     @_settlement(
         f"POST {_ONE}/ack",
         body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
-        replies=op.gives("What was acknowledged.", *_AS_SETTLED),
+        replies=op.gives("The result.", *_AS_SETTLED),
     )
     async def ack_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Acknowledge records.
 
-        No worker gets acknowledged records again. `refused` lists records whose claim ended or that
-        were acknowledged before; after a retry, possibly by the first copy of the request.
+        Acknowledged records are never delivered again. `refused` lists records whose claim has
+        ended, and records that are already acknowledged, possibly by an earlier copy of the request.
         """
         wanted = await body.read_model(request, self._room, models.QueueSettle)
         return await self._settled(given, Settlement.ACK, wanted)
@@ -265,12 +265,12 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     @_settlement(
         f"POST {_ONE}/nak",
         body=op.takes(models.QueueNak, {"in a minute": _PARTS | {"delay_ms": 60000}}),
-        replies=op.gives("What was given back.", *_AS_SETTLED),
+        replies=op.gives("The result.", *_AS_SETTLED),
     )
     async def nak_records(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """Give records back.
+        """Return records to the queue.
 
-        After `delay_ms`, any worker may get the records. A record that was given `max_attempts`
+        After `delay_ms`, any worker may claim the records. A record that was delivered `max_attempts`
         times goes to the dead-letter log instead.
         """
         wanted = await body.read_model(request, self._room, models.QueueNak)
@@ -279,12 +279,12 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     @_settlement(
         f"POST {_ONE}/extend",
         body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
-        replies=op.gives("What was extended.", *_AS_SETTLED),
+        replies=op.gives("The result.", *_AS_SETTLED),
     )
     async def extend_claims(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Extend claims.
 
-        Each claim that still has any of the given records lasts for a whole lease from now on.
+        Each claim that still has any of these records is extended to a full lease from now on.
         """
         wanted = await body.read_model(request, self._room, models.QueueSettle)
         return await self._settled(given, Settlement.EXTEND, wanted)
@@ -293,7 +293,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         f"POST {_ONE}/redrive",
         (op.NAME, QUEUE),
         body=op.takes(models.QueueRedrive, {"usual": {"max": 100}}),
-        replies=op.gives("What was sent.", models.QueueRedriven, {"three": {"redriven": 3}}),
+        replies=op.gives("The result.", models.QueueRedriven, {"three": {"redriven": 3}}),
         errors=(
             *_ERRORS,
             errors.LogReplaced,
@@ -305,11 +305,11 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         is_audited=True,
     )
     async def redrive_queue(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """Send dead letters back.
+        """Move dead letters back to the queue's log.
 
-        Appends the queue's oldest dead letters that were not sent back yet to the queue's log, each
-        once, as new records. If the request fails, the cluster still finishes appends that it
-        began. An access token also needs `append` on the log.
+        Appends the queue's oldest dead letters to the queue's log, each once, as new records. If the
+        request fails, the cluster still finishes appends that it began. An access token also needs
+        `append` on the log.
         """
         wanted = await body.read_model(request, self._room, models.QueueRedrive)
         caller_of(request).check(Scope.APPEND, Kind.LOGS, given[op.NAME])
@@ -335,7 +335,7 @@ def _viewed(view: tuple[Queue, int]) -> web.Response:
 
 
 def _records(claimed: Claimed, encoding: str) -> Iterator[bytes]:
-    """Encode claimed records, each with its attempt and its claim."""
+    """Encode claimed records, each with the attempt and the claim."""
     for page in claimed.pages:
         for found in page.batches:
             for offset, item in enumerate(records_json(found, encoding), found.first_offset):

@@ -37,22 +37,22 @@ from services.gateway.edge.pages import Pages
 from services.gateway.logs.values import Start
 
 STREAM_BYTES: Final = 1 << 20
-"""How many bytes a stream reads ahead of its client (chosen by judgement)."""
+"""Bytes that a stream reads ahead of the client (chosen by judgement)."""
 WHOLE_BYTES_MAX: Final = 8 << 20
-"""Maximum bytes of a page that is encoded as a whole (Arrow), even if the client asks for more. The
-page is in memory several times while it is encoded (chosen by judgement).
+"""Maximum bytes of a page that is encoded as a whole (Arrow), even if the client requests more. Memory
+has several copies of the page during encoding (chosen by judgement).
 """
 _RETRY_MS: Final = 1000, 5000
-"""Range of the random delay after which a disconnected reader of events reconnects, so that readers
-do not all reconnect at once (chosen by judgement; browsers wait 3 to 5 s by default).
+"""Range of the random delay before a disconnected reader of events reconnects. Readers must not all
+reconnect at once (chosen by judgement; browsers wait 3 to 5 s by default).
 """
 
 
 @dataclass(eq=False)
 class PageStream(Generic[P]):
-    """Reads pages in sequence, within limits. Readers of the same tail share its reads.
+    """Reads pages in sequence, within limits. Readers of the same tail share reads.
 
-    Invariant: `at` is where the next page begins.
+    Invariant: the next page begins at `at`.
     """
 
     pages: Pages[P]
@@ -60,12 +60,12 @@ class PageStream(Generic[P]):
     at: Start
     _left: int | None = None
     _bytes_left: int | None = None
-    """How many items and bytes all further pages together may have. None means no limit."""
+    """Remaining limits of items and bytes for all further pages together. None means no limit."""
 
     @property
     def is_sought(self) -> bool:
-        """Whether the start is `latest`, `-N` or a time, and not yet resolved to an offset. A
-        client that reconnected without the resolved offset would miss the records in between.
+        """Whether the start is `latest`, `-N` or a time, and not yet resolved to an offset. A client
+        needs the resolved offset to reconnect, because it would otherwise miss records.
         """
         return not isinstance(self.at, int) and self.at != "earliest"
 
@@ -75,7 +75,7 @@ class PageStream(Generic[P]):
 
     @property
     def is_over(self) -> bool:
-        """Whether a limit, or the last requested item, has been reached."""
+        """Whether a limit or the last requested item has been reached."""
         last = self.pages.last
         is_past = last is not None and isinstance(self.at, int) and self.at > last
         return is_past or any(
@@ -84,7 +84,7 @@ class PageStream(Generic[P]):
 
     @property
     def _is_ending(self) -> bool:
-        # `client_listens_only` also covers a client that is gone, whose request then ends at once.
+        # `client_listens_only` is also true for a disconnected client, so the request ends at once.
         return self.room.is_ending or client_listens_only()
 
     async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
@@ -110,7 +110,7 @@ class PageStream(Generic[P]):
 
     async def tail(self) -> AsyncGenerator[SharedPage[P], None]:
         """Yield pages as items arrive, and an empty page after `comment_every_s` without an item.
-        Stops at the final end, at a limit, when the client closes its side, or at shutdown.
+        Stops at the final end, at a limit, when the client disconnects, or at shutdown.
         """
         wait_s = 0.0
         is_limited = (self._left, self._bytes_left, self.pages.last) != (None, None, None)
@@ -137,7 +137,7 @@ class PageStream(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """The parameters of a read. A limit of None means a page's default; for a stream, no limit."""
+    """The parameters of a read. A limit of None means no limit for a stream, or a page's default."""
 
     media: str
     start: Start
@@ -180,7 +180,7 @@ class ReadRequest:
         )
 
     def stream(self, room: Room, pages: Pages[P]) -> PageStream[P]:
-        """Create the stream of pages; for a read of one page, with a page's default limits."""
+        """Create the stream of pages. A read of one page gets a page's default limits."""
         limit, max_bytes = self.limit, self.max_bytes
         if self.media not in (EVENTS, NDJSON):
             limit, max_bytes = limit or op.PAGE_ENTRIES, max_bytes or op.PAGE_BYTES
@@ -188,8 +188,8 @@ class ReadRequest:
 
 
 def _left(given: Given, start: Start, seen: int, *, is_filtered: bool) -> int | None:
-    """Return what is left of `limit` for a reader of events that resumes after `seen`; otherwise
-    each connection would get the whole limit again. Raises: InvalidRequest if it can't be computed.
+    """Return the rest of `limit` for a reader of events that resumes after `seen`. Otherwise each
+    connection would get the whole limit again. Raises: InvalidRequest if the rest is unknown.
     """
     limit = given.get(op.LIMIT)
     if limit is None and given.get(op.MAX_BYTES) is None:
@@ -202,8 +202,8 @@ def _left(given: Given, start: Start, seen: int, *, is_filtered: bool) -> int | 
     ):
         raise invalid(
             op.LAST_EVENT_ID.pointer,
-            "can be combined with limit only if from is a number and no filter is given, and never"
-            " with max_bytes",
+            "must not be combined with `max_bytes`, and can be combined with `limit` only if `from` is"
+            " a number and there is no filter",
         )
     return max(0, limit - max(0, seen + 1 - start))
 
@@ -211,7 +211,7 @@ def _left(given: Given, start: Start, seen: int, *, is_filtered: bool) -> int | 
 async def answer_read(
     request: web.Request, room: Room, pages: Pages[P], wanted: ReadRequest
 ) -> web.StreamResponse:
-    """Answer a read as events, NDJSON, Arrow, frames or JSON, as the client accepts."""
+    """Respond to a read with events, NDJSON, Arrow, frames or JSON, as the client accepts."""
     stream = wanted.stream(room, pages)
     if wanted.media == EVENTS:
         if stream.is_over:
@@ -238,9 +238,9 @@ async def answer_read(
 
 
 async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s: float) -> list[P]:
-    """Read the requested page in parts; most have one. A later error only ends the page early."""
+    """Read the requested page, usually in one part. An error after the first part ends the page."""
     pages = stream.pages
-    room.answers.check(PEER.get(), 1)  # refuse a request early, before reading
+    room.answers.check(PEER.get(), 1)  # refuse the request before reading
     page = await stream.page(wait_s)
     size = pages.size(page)
     if size > sending.LARGE_BYTES:
@@ -259,7 +259,7 @@ async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s
 
 
 def _taken(request: web.Request, room: Room, pages: Pages[P], parts: list[P]) -> Iterator[P]:
-    """Yield the parts of a page. Each iteration first frees the previous part and its budget."""
+    """Yield the parts of a page. Each step first frees the previous part and its budget."""
     parts.reverse()
     while parts:
         size = pages.size(parts[-1])
@@ -271,7 +271,7 @@ async def send_lines(
     request: web.Request, stream: PageStream[P], encoding: str, wait_s: float
 ) -> web.StreamResponse:
     """Send items as lines, up to the current end. An error after the head is the last line. A read
-    from `latest`, `-N` or a time gets the head before any wait: the head has the resolved offset.
+    from `latest`, `-N` or a time gets the head with the resolved offset before any wait.
     """
     pages = stream.pages
     later_s, wait_s = (wait_s, 0.0) if stream.is_sought else (0.0, wait_s)
@@ -311,8 +311,8 @@ async def send_events(
 ) -> web.StreamResponse:
     """Send each item as an event with the item's id, and follow the tail until its final end.
 
-    If the start is `latest`, `-N` or a time, the id before the first item is sent at once, so that
-    a browser can resume there. A reader that resumes at the final end gets 204 and stops retrying.
+    If the start is `latest`, `-N` or a time, the id before the first item is sent at once, so that a
+    browser can resume there. A reader that resumes at the final end gets 204, and stops retrying.
     """
     pages, is_sought = stream.pages, stream.is_sought
 
@@ -320,7 +320,7 @@ async def send_events(
         items = zip(pages.numbers(page), pages.items(page, encoding), strict=True)
         end = pages.id_end(page)
         events = [b"id: %d%b\ndata: %b\n\n" % (number, end, item) for number, item in items]
-        # An id without data is no event, but a client that reconnects sends it.
+        # An id without data is no event, but the client sends the id when it reconnects.
         skipped = pages.skipped_to(page)
         events += [] if skipped is None else [b"id: %d%b\n\n" % (skipped, end)]
         return b"".join(events)

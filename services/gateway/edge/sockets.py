@@ -1,16 +1,16 @@
-"""One WebSocket for appends, with cumulative acknowledgements, and for the tail.
+"""A WebSocket for appends, with cumulative acknowledgements, and for the tail.
 
-The client sends binary messages (frames to append) and text messages: the JSON of an append, or
-`{"tail":{"from":0,"encoding":"base64"}}`, where `frames` as the encoding selects binary messages.
-The gateway sends text messages:
-- a range of ids for each acknowledged run, which acknowledges all earlier runs too;
-- `{"tail":{"from":7}}`, where a tail from `latest`, `-N` or a time begins;
-- pages of the tail in the format of reads, and `{"end":…}` once nothing can follow;
+The client sends binary messages with frames to append, text messages with the JSON of an append, or
+`{"tail":{"from":0,"encoding":"base64"}}`. With the encoding `frames`, the gateway sends the tail as
+binary messages. Otherwise it sends text messages:
+- a range of ids for each acknowledged run, which also acknowledges all earlier runs;
+- `{"tail":{"from":7}}` with the resolved offset of a tail from `latest`, `-N` or a time;
+- pages of the tail in the format of reads, and `{"end":…}` at the final end;
 - a problem object, after which the socket closes.
 
-With the subprotocol `quorumlog.appends` there is no tail. Each message is one append, answered as
-over HTTP before the next message is processed. A problem answers the first unanswered message;
-later messages are not carried out.
+With the subprotocol `quorumlog.appends` there is no tail. Each message is one append, and gets the
+same response as over HTTP before the next message is processed. A problem is the response to the
+first message without a response. Later messages are not carried out.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ from services.gateway.logs.values import Start
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_S: Final = 20.0
-"""Interval of pings: below the 60 s after which proxies commonly close a silent connection."""
+"""Interval of pings. Proxies commonly close a silent connection after 60 s."""
 _CONTROL_BYTES_MAX: Final = 300
-"""Maximum length of a request for the tail; a longer message is an append."""
+"""Maximum length of a request for the tail. Longer messages are appends."""
 _CONDITIONS_BYTES_MAX: Final = 8192
 """Maximum length of a request for the tail of a log, which may have conditions."""
 _TAIL: Final = ("from", "encoding", "created")
@@ -71,13 +71,13 @@ class SocketTarget(Generic[T, P]):
     acknowledged: Callable[[EntriesAppended], dict[str, int]]
     """Builds the JSON members that acknowledge a run."""
     append: Callable[[list[T]], Awaitable[bytes]]
-    """Appends a message's items; returns the body of the HTTP response. Raises: QuorumLogError."""
+    """Appends a message's items, and returns the HTTP response's body. Raises: QuorumLogError."""
     stream: Callable[[Start, str | None, Mapping[str, Any]], PageStream[P]]
-    """Creates the pages from a start on, of the log with this `created_at` or the socket's own,
-    that meet the conditions of a request. Raises: InvalidRequest.
+    """Creates the stream of pages from a start, a `created_at` (default: the socket's own), and the
+    conditions of a request. Raises: InvalidRequest.
     """
     start: Callable[[object, str], Start] = id_of_json
-    """Parses where a tail begins, from a JSON value and its pointer. Raises: InvalidRequest."""
+    """Parses a tail's start from a JSON value and its pointer. Raises: InvalidRequest."""
     conditions: Collection[str] = ()
     """The members of a request for the tail that select items."""
 
@@ -85,7 +85,7 @@ class SocketTarget(Generic[T, P]):
 async def serve(
     request: web.Request, room: Room, target: SocketTarget[T, P]
 ) -> web.WebSocketResponse:
-    """Serve a socket until a side closes it. Raises: BadRequest if the request is no upgrade."""
+    """Serve a socket until either side closes it. Raises: BadRequest without an upgrade."""
     socket = web.WebSocketResponse(
         heartbeat=_HEARTBEAT_S,
         max_msg_size=room.limits.body_bytes_max,
@@ -95,7 +95,7 @@ async def serve(
         protocols=(header.APPENDS_PROTOCOL,),
     )
     if not wants_socket(socket, request):
-        raise BadRequest("this route is for WebSockets, but the request has no Upgrade header")
+        raise BadRequest("this route is only for WebSockets: send an Upgrade header")
     socket.headers["X-Request-Id"] = request[REQUEST_ID]
     await socket.prepare(request)
     if socket.ws_protocol == header.APPENDS_PROTOCOL:
@@ -129,7 +129,7 @@ async def _refuse(
 
 @dataclass(eq=False)
 class _Appends(Generic[T, P]):
-    """A socket for appends only, one at a time. Invariant: an error ends all processing."""
+    """A socket for appends only, which appends one message at a time. An error ends the socket."""
 
     _request: web.Request
     _socket: web.WebSocketResponse
@@ -143,7 +143,7 @@ class _Appends(Generic[T, P]):
         self._arrivals = Arrivals(self._request, self._socket, self._room, self._end_by)
 
     def _end_by(self, error: QuorumLogError) -> None:
-        """Stop waiting for the next message, because it exceeds a limit."""
+        """Stop waiting for the next message, because the message exceeds a limit."""
         self._refused = error
         if self._limit is not None:
             end_limits([self._limit])
@@ -168,10 +168,10 @@ class _Appends(Generic[T, P]):
     def _check_going_on(self) -> None:
         """Raise ShuttingDown if this process shuts down."""
         if self._room.is_ending:
-            raise ShuttingDown("this gateway is shutting down: use another one")
+            raise ShuttingDown("this gateway is shutting down: use another gateway")
 
     async def _next(self) -> WSMessage | None:
-        """Receive the next message, None at the end. Raises: Overloaded, TooLarge, ShuttingDown."""
+        """Receive a message, or None at the end. Raises: Overloaded, TooLarge, ShuttingDown."""
         self._check_going_on()
         try:
             async with asyncio.timeout(None) as self._limit:
@@ -181,11 +181,11 @@ class _Appends(Generic[T, P]):
             pass
         finally:
             self._limit = None
-        assert self._refused is not None, "there is no other limit"
+        assert self._refused is not None, "only a refusal expires the limit"
         raise self._refused
 
     async def _append_next(self) -> bool:
-        """Append the next message; returns whether there was one."""
+        """Append the next message. Returns False if there is none."""
         message = await self._next()
         if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return False
@@ -201,7 +201,7 @@ class _Appends(Generic[T, P]):
 
 @dataclass(eq=False)
 class _Session(Generic[T, P]):
-    """A socket for appends and at most one tail, beside acknowledgements."""
+    """A socket for appends, acknowledgements, and at most one tail."""
 
     _request: web.Request
     _socket: web.WebSocketResponse
@@ -231,7 +231,7 @@ class _Session(Generic[T, P]):
             pipe.finish()
 
     def _is_for_the_tail(self, message: WSMessage) -> bool:
-        """Start the tail if a message requests it; returns whether. Raises: InvalidRequest."""
+        """Start the tail if the message requests it. Returns False for others. Raises: InvalidRequest."""
         data = message.data
         longest = _CONDITIONS_BYTES_MAX if self._target.conditions else _CONTROL_BYTES_MAX
         if message.type != WSMsgType.TEXT or len(data) > longest or b"tail" not in data:
@@ -243,13 +243,13 @@ class _Session(Generic[T, P]):
         known = [*_TAIL, *self._target.conditions]
         if len(value) > 1 or not isinstance(asked, dict) or asked.keys() - {*known}:
             names = f"{', '.join(known[:-1])} or {known[-1]}"
-            raise invalid("/tail", f"must be the only member, an object with {names}")
+            raise invalid("/tail", f"must be the only member, and an object with {names}")
         encoding = asked.get("encoding", "base64")
         if encoding not in _ENCODINGS:
             raise invalid("/tail/encoding", f"must be one of {', '.join(_ENCODINGS)}")
         check_scope(self._request, Scope.READ)
         if self._tail.done():
-            raise invalid("/tail", "must be sent only once: this socket has a tail already")
+            raise invalid("/tail", "must be sent only once: this socket already has a tail")
         start = self._target.start(asked.get("from", 0), "/tail/from")
         created_at = asked.get("created")
         if created_at is not None:
@@ -260,19 +260,19 @@ class _Session(Generic[T, P]):
         return True
 
     async def follow(self) -> None:
-        """Send the tail once it has been requested."""
+        """Wait for a request for the tail, then send the tail."""
         tail = await self._tail
         with self._target.pipe.failing():
             async with contextlib.aclosing(tail):
                 async for message in tail:
                     is_large = len(message) > LARGE_BYTES
-                    # Twice the size: the message's page stays in memory as long.
+                    # Charge twice the size, because the encoded page stays in memory during the write.
                     with self._room.kept(2 * len(message)) if is_large else nullcontext():
                         await self.send(message)
 
     async def send(self, message: Message) -> None:
-        """Send a message, and charge it to the token's quotas."""
-        # aiohttp counts the bytes of responses, but not those of WebSocket messages.
+        """Send a message, and charge its bytes to the token's quotas."""
+        # aiohttp counts the bytes of responses, but not of WebSocket messages.
         if self._usage is not None:
             self._usage.charge(len(message))
         if isinstance(message, bytes):
@@ -282,7 +282,7 @@ class _Session(Generic[T, P]):
 
 
 async def _messages(stream: PageStream[P], encoding: str) -> Tail:
-    """Yield the pages as messages, then the end; first the resolved offset of a relative start."""
+    """Yield the resolved offset of a relative start, the pages as messages, and the end."""
     pages, is_sought = stream.pages, stream.is_sought
 
     def message(page: P) -> Message:

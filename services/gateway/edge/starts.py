@@ -1,4 +1,4 @@
-"""Parse where a client's read of a log begins: an offset, `earliest`, `latest`, `-N`, or a time."""
+"""Parse the start of a client's read of a log: an offset, `earliest`, `latest`, `-N`, or a time."""
 
 import re
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ NAMED: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MICROSECOND: Final = 253_402_300_799_999_999
-"""Maximum of `datetime`, in microseconds since 1970: the end of the year 9999."""
+"""Maximum of `datetime`, the end of the year 9999, in microseconds since 1970."""
 _TIME: Final = re.compile(r"[0-9]{4}-", re.ASCII)
 _CHARS_MAX: Final = 40
 _FORMS: Final = "an offset, earliest, latest, -N or an RFC 3339 time"
 
 
 _TOKEN_DIGITS: Final = 14
-"""Digits of a creation token: microseconds since 1970 in hexadecimal, enough until year 4253."""
+"""Hexadecimal digits of a creation token, in microseconds since 1970. Enough until year 4253."""
 EVENT_ID: Final = rf"(-1|0|[1-9][0-9]{{0,18}})(\.[0-9a-f]{{{_TOKEN_DIGITS}}})?"
 """Regular expression of a log event's id: the record's offset and a token of the log's creation."""
 _TOKEN: Final = re.compile(rf"[0-9a-f]{{{_TOKEN_DIGITS}}}", re.ASCII)
@@ -34,7 +34,7 @@ def token_of(created_at: str) -> str:
 
 
 def created_of(token: str) -> str:
-    """Decode a creation token, as `token_of` encodes it, to the log's `created_at`."""
+    """Decode a creation token to the log's `created_at`."""
     at = _EPOCH + timedelta(microseconds=min(int(token, 16), _LAST_MICROSECOND))
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
 
@@ -44,7 +44,7 @@ def created_at_of(text: str, pointer: str) -> str:
     if _TOKEN.fullmatch(text):
         return created_of(text)
     if not _CREATED_AT.fullmatch(text):
-        raise invalid(pointer, "must be the `created_at` of a log, as a response returned it")
+        raise invalid(pointer, "must be a log's `created_at` from an earlier response")
     return text
 
 
@@ -55,18 +55,18 @@ def event_id_of(text: str, pointer: str) -> tuple[int, str | None]:
     """
     number, _, token = text.partition(".")
     if number != text and not _TOKEN.fullmatch(token):
-        raise BadRequest(f"{pointer}: {text[:_CHARS_MAX]!a} is not the id of an event")
+        raise BadRequest(f"{pointer}: {text[:_CHARS_MAX]!a} is not an event id")
     offset = integer(number, pointer, NO_ENTRY, ID_MAX - 1)
     return offset, created_of(token) if token else None
 
 
 def start_of(text: str, pointer: str) -> Start:
-    """Parse a query parameter that says where a read begins. Raises: BadRequest, InvalidRequest."""
+    """Parse the query parameter with a read's start. Raises: BadRequest, InvalidRequest."""
     named = NAMED.get(text)
     if named is not None:
         return named
     if _TIME.match(text):
-        # Rounded up to milliseconds: a record with the time's own millisecond may be older.
+        # Round up to milliseconds, because a record of the same millisecond may be older.
         return Since(-(-microseconds_of(text, pointer) // 1000))
     if text.startswith("-"):
         return Last(-integer(text, pointer, -ID_MAX, -1))
@@ -83,7 +83,7 @@ def start_of_json(value: object, pointer: str) -> Start:
 
 
 def id_of_json(value: object, pointer: str) -> Start:
-    """Parse from JSON the entry id at which a read of a ledger begins. Raises: InvalidRequest."""
+    """Parse the first entry id of a ledger's read from JSON. Raises: InvalidRequest."""
     if type(value) is not int or not 0 <= value <= ID_MAX:
         raise invalid(pointer, f"must be an integer from 0 to {ID_MAX}")
     return value
@@ -96,12 +96,12 @@ def microseconds_of(value: object, pointer: str) -> int:
     if " " in value[len("2026-01-02T") :]:
         raise invalid(
             pointer,
-            "has a space: write the + of a time zone as %2B in a query, or give the time in UTC, with Z",
+            "contains a space: write the + of a time zone as %2B in a query, or send the time in UTC, with Z",
         )
     try:
         age = time_of(value) - _EPOCH
     except ValueError as error:
         raise invalid(
-            pointer, "must be an RFC 3339 time, with its offset from UTC, like 2026-01-02T03:04:05Z"
+            pointer, "must be an RFC 3339 time with a time zone, like 2026-01-02T03:04:05Z"
         ) from error
     return (age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds

@@ -29,7 +29,7 @@ class AccessTokenCreate(Model):
     """An access token to create."""
 
     name: token_bodies.TokenName
-    """Label for people: who uses the token, or for what."""
+    """Label for people, such as the token's user or purpose."""
     grants: Annotated[list[Grant], FailFast()] = Field(
         min_length=1,
         max_length=token_bodies.GRANTS_MAX,
@@ -42,10 +42,10 @@ class AccessTokenCreate(Model):
         "requests in progress, and open ledgers. Beyond a limit the error is 429 overloaded.",
     )
     expires_in_s: int | None = Field(default=None, ge=1, le=token_bodies.EXPIRES_IN_S_MAX)
-    """Lifetime of the token in seconds. Default: valid until revoked."""
+    """Lifetime of the token in seconds. By default, the token is valid until revoked."""
 
     def drawn(self) -> tuple[str, token_bodies.TokenFields]:
-        """Draw a new secret; returns the secret and the fields to store, with its hash."""
+        """Draw a new secret. Returns the secret, and the fields to store, which have only its hash."""
         drawn = draw_token()
         return drawn.secret, token_bodies.TokenFields(
             id=drawn.id,
@@ -68,7 +68,7 @@ class AccessToken(Model):
 
 
 class NewAccessToken(AccessToken):
-    """A new access token with its secret, which no later response shows."""
+    """A new access token with its secret, which no later response contains."""
 
     token: str
 
@@ -84,7 +84,7 @@ class CallerShown(Model):
 
     who: str
     requires_tokens: bool
-    """Whether this gateway requires tokens. If not, `who` is `everyone`, who may do everything."""
+    """Whether this gateway requires tokens. Otherwise `who` is `everyone`, with all permissions."""
     grants: list[str]
     quotas: token_bodies.TokenQuotas | None = None
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
@@ -104,15 +104,15 @@ class TicketCreate(Model):
 
     @property
     def named(self) -> str:
-        """The unescaped path, as requests have it."""
+        """The unescaped path, as in `request.path`."""
         return URL(self.path, encoded=True).path
 
 
 class NewTicket(Model):
-    """A new ticket, and for how many seconds it is valid."""
+    """A new ticket and its lifetime in seconds."""
 
     ticket: str
-    """The ticket, to be sent in the query: `?ticket=…`."""
+    """The ticket, which must be sent in the query as `?ticket=…`."""
     expires_in_s: int
 
 
@@ -137,7 +137,7 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
     """HTTP handlers for access tokens and tickets."""
 
     def __init__(self, client: TokenClient, room: Room, callers: Callers | None) -> None:
-        """`callers` authenticates requests. None: every request is allowed."""
+        """`callers` authenticates requests. If None, every request is allowed."""
         self._client, self._callers = client, callers
         self._room = room
 
@@ -157,7 +157,7 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
     async def create_token(self, request: web.Request, _given: Given) -> web.Response:
         """Create an access token.
 
-        The response has the secret, which can't be shown again: only its hash is stored.
+        The response has the secret. The secret can't be shown again, because only its hash is stored.
         """
         wanted = await body.read_model(request, self._room, AccessTokenCreate)
         secret, token = wanted.drawn()
@@ -173,7 +173,7 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
     async def list_tokens(self, _request: web.Request, _given: Given) -> web.Response:
         """List access tokens.
 
-        Sorted by creation time, without secrets. Expired tokens are listed for a week.
+        The tokens are sorted by creation time, without secrets. Expired tokens are listed for a week.
         """
         rows = (await self._client.list()).tokens or ()
         return json_value({"tokens": [token_json(row) for row in rows]})
@@ -210,7 +210,7 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
         scope=on(Named.SOME, *Scope),
     )
     async def get_caller(self, request: web.Request, _given: Given) -> web.Response:
-        """Get who the caller is, and what its token allows."""
+        """Get the caller's name, and the permissions of the caller's token."""
         caller = caller_of(request)
         ends_at = caller.ends_at
         shown: dict[str, Any] = {
@@ -239,8 +239,8 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
         """Create a ticket for a page in a browser.
 
         `EventSource` and `WebSocket` in browsers can't send headers. Instead, a page opens the path
-        with the ticket in its query, within half a minute, through any gateway. The ticket allows
-        what the caller's token allows on that path.
+        with the ticket in the query, within half a minute, through any gateway. On this path, the
+        ticket has the permissions of the caller's token.
         """
         wanted = await body.read_model(request, self._room, TicketCreate)
         ticket = NO_TICKET

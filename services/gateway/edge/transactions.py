@@ -25,7 +25,7 @@ from services.gateway.logs.transactions import Transactions
 
 def _a_clients(name: str) -> str:
     if name in OWN_LOGS:
-        raise ValueError("is a name reserved for the cluster")
+        raise ValueError("is reserved for the cluster: choose another name")
     return name
 
 
@@ -39,7 +39,7 @@ _ExpiresInS = Annotated[
     Field(
         ge=EXPIRES_IN_S[0],
         le=EXPIRES_IN_S[1],
-        description="The transaction ends after this many seconds without a begin, a new ledger "
+        description="The transaction expires after this many seconds without a begin, a new ledger "
         "or an append.",
     ),
 ]
@@ -55,7 +55,7 @@ class TransactionBegin(Model):
 
 
 class VersionBegin(Model):
-    """A transaction to begin for one commit of an app, which is published only once."""
+    """A transaction to begin for one version of an app. Each version is published only once."""
 
     log: _TargetLog
     app: Annotated[
@@ -66,7 +66,7 @@ class VersionBegin(Model):
 
 
 class SealedLedger(Model):
-    """A closed ledger to publish. `last_entry`: the end that it must have (-1: empty)."""
+    """A closed ledger to publish. `last_entry` is the ledger's expected end (-1 if empty)."""
 
     ledger_id: Id
     last_entry: IdOrNone | None = None
@@ -77,7 +77,7 @@ class TransactionCommit(Model):
 
     ledgers: Annotated[list[Id | SealedLedger], FailFast()] = Field(max_length=LOG_LEDGERS_MAX)
     overwrite: bool = False
-    """Whether to drop the log's earlier records. Offsets continue."""
+    """Whether to drop the log's earlier records. Offsets are not reused."""
 
     def sealed(self) -> tuple[Sealed, ...]:
         """Convert the ledgers to the protocol's values."""
@@ -90,7 +90,7 @@ class TransactionCommit(Model):
 
 
 class LedgerOfTransaction(Model):
-    """A ledger of a transaction. It has offsets once it is published to the log."""
+    """A ledger of a transaction. Published ledgers have offsets."""
 
     ledger_id: Id
     partition: Id | None
@@ -109,12 +109,12 @@ class TransactionModel(Model):
     version: Id | None
     state: Literal["OPEN", "COMMITTED", "ABORTED"]
     duplicate: bool
-    """Whether another transaction committed this version, so that this one published nothing."""
+    """Whether another transaction committed this version. Then this transaction published nothing."""
     first_offset: Id | None
     """The offset of the first record that the transaction published."""
     last_offset: Id | None
     ledgers: list[LedgerOfTransaction]
-    """While OPEN: the ledgers created in it. Once COMMITTED: the published ledgers in log order."""
+    """The ledgers created in an OPEN transaction, or published by a COMMITTED one in log order."""
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
@@ -181,9 +181,9 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
     async def begin_transaction(self, request: web.Request, _given: Given) -> web.Response:
         """Begin a transaction on a log.
 
-        With the same `app` and `version`, all callers get the same transaction while it is OPEN. If
-        this version or a later one is on the log, the returned transaction is COMMITTED, and there
-        is nothing to do. `POST /v1/ledgers` with `transaction` creates a ledger of the transaction.
+        With the same `app` and `version`, all callers get the same OPEN transaction. If this or a
+        later version is already on the log, the returned transaction is COMMITTED, and nothing is
+        left to do. `POST /v1/ledgers` with `transaction` creates a ledger of the transaction.
         """
         value = await body.read_object(request, self._room)
         wanted: TransactionBegin | VersionBegin
@@ -234,7 +234,7 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
             errors.NotTheOwner,
             errors.WriterLost,
         ),
-        # A commit with `overwrite` also needs the scope `manage`.
+        # A commit with `overwrite` also requires the scope `manage`.
         scope=on(Named.TRANSACTION, Scope.APPEND),
         needs_body=True,
         is_audited=True,
@@ -243,8 +243,8 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
         """Publish a transaction's closed ledgers to its log, atomically.
 
         The records get contiguous offsets after the log's last record, ledger by ledger. A retry
-        through any gateway gets the same response: retry until one arrives. If the log is open for
-        one writer, `Writer-Token` is required.
+        through any gateway gets the same response, so retry until a response arrives. If the log is
+        open for one writer, `Writer-Token` is required.
         """
         wanted = await body.read_model(request, self._room, TransactionCommit)
         if wanted.overwrite:
@@ -277,7 +277,7 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
     async def abort_transaction(self, _request: web.Request, given: Given) -> web.Response:
         """Abort a transaction.
 
-        The transaction's ledgers are fenced and deleted. If it is COMMITTED already: 409, and
-        nothing changes.
+        The transaction's ledgers are fenced and deleted. If the transaction is already COMMITTED,
+        the response is 409, and nothing changes.
         """
         return json_value(transaction_json(await self._transactions.abort(given[TRANSACTION])))

@@ -1,7 +1,7 @@
 """The ledger operations of one gateway: writes, reads, recovers and deletes ledgers.
 
-The engine imports no other package of the gateway except `interface`, so it depends on neither logs
-nor the public HTTP API. `peers` sends requests to other gateways.
+The engine may import only `interface` of the gateway's other packages, so it depends on neither
+logs nor the public HTTP API. `peers` sends requests to other gateways.
 """
 
 from services.gateway.engine.engine import Engine

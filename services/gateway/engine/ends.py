@@ -166,7 +166,7 @@ class Ends:
             changed = row.given_up(first, last, declared)
             if len(changed.lost_entries) > LOST_RANGES_MAX:
                 raise errors.InvalidRequest(
-                    f"the ledger would have more than {LOST_RANGES_MAX} ranges of lost entries",
+                    f"the ledger may have at most {LOST_RANGES_MAX} ranges of lost entries",
                     ledger_id=row.ledger_id,
                 )
             # The proof holds for this version of the metadata only: after a repair or another

@@ -250,7 +250,7 @@ async def sizes_of(ledgers: Sequence[Sealed], engine: Engine) -> Sizes:
                 if row.state is not State.CLOSED:
                     raise _invalid(pointer, f"ledger {sealed.ledger_id} must be closed first")
                 if sealed.last_entry not in (None, row.last_entry):
-                    detail = f"the last entry of ledger {sealed.ledger_id} is {row.last_entry}"
+                    detail = f"ledger {sealed.ledger_id} ends at entry {row.last_entry}"
                     raise _invalid(pointer, f"{detail}, not {sealed.last_entry}")
                 end = await end_of(row, engine)
             except NoSuchLedger as error:

@@ -41,7 +41,7 @@ a disk's bandwidth (chosen by judgement)."""
 
 READ_BYTES_PER_S: Final = 64 << 20
 """Maximum bytes per second that a compaction reads to collect keys or to find records to remove.
-At this rate it uses about a quarter of a core (chosen by judgement)."""
+At this rate a compaction uses about a quarter of a core (chosen by judgement)."""
 
 _READ_BYTES: Final = 256 << 10
 """Maximum bytes of one read of a ledger."""

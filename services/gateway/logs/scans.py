@@ -113,7 +113,7 @@ class Scans:
         self.size = 0
 
     def lock(self, ledger_id: int) -> asyncio.Lock:
-        """Return the lock of a ledger's scan. The next request then finds the scanned piece."""
+        """Return the lock that lets one request at a time scan a ledger."""
         return self._locks.setdefault(ledger_id, asyncio.Lock())
 
     def below(self, ledger_id: int, entry_id: int) -> Piece | None:

@@ -337,7 +337,7 @@ class SubscriptionService(RowService[Subscription]):
         try:
             empty = Consult(SUBSCRIPTION_BODIES.encode_requests(()))
             found = await self._logs.consult(SUBSCRIPTIONS_LOG, empty, is_forwarded=False)
-            if found is HERE and not self._is_owner:
+            if found is HERE and (not self._is_owner or self._keeper.end is None):
                 self._is_owner = True
                 self._discovery.gap()  # changes before the takeover were not noted
                 await self.page("", after="", limit=1)  # reads the rows
@@ -537,15 +537,14 @@ class SubscriptionService(RowService[Subscription]):
 
     async def _step(self, row: Subscription) -> float | None:
         """Take the next due step. Returns the seconds to wait for a change; None for no limit."""
-        wait_s = row.wait_ms(self._wall_ms()) / 1000
         match row.phase:
-            case Phase.IDLE if not wait_s and row.pending(self._ends_of(row)):
+            case Phase.IDLE if row.pending(self._ends_of(row)):
                 # The more streams a row has, the less often it is written.
                 await asyncio.sleep(len(row.links) * _PER_LINK_S)
                 wake = subscriptions.Wake(row.id, row.secret, new_wake(), self._ends_of(row))
                 return await self._asked(wake)
             case Phase.IDLE:
-                return wait_s or None
+                return None
             case Phase.HELD:
                 state: Any = self._keeper.state
                 left_s = state.held_until(row) - self._monotonic_s()

@@ -40,7 +40,7 @@ def log_of(path: str) -> str:
         raise BadRequest(f"the path {RESERVED} is reserved: choose another path for the stream")
     if not re.fullmatch(LOG_NAME, name):
         raise BadRequest(
-            f"the stream's path is too long: its log's name may have 200 characters (got {len(name)})"
+            f"the path is too long: the log's name may have at most 200 characters (got {len(name)})"
         )
     return name
 

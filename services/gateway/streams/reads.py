@@ -275,7 +275,7 @@ class StreamReads:
     async def _events(
         self, request: web.Request, given: Given, found: Found, at: _Start
     ) -> web.StreamResponse:
-        """Send events for a minute or until the stream closes; followers share reads."""
+        """Send events for a minute or until the stream closes. Readers at the tail share reads."""
         row = found.row
         stream = PageStream(LogPages(self._logs, row.name, row.created_at), self._room, at)
         headers = {"Cache-Control": "no-cache"}

@@ -443,8 +443,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         row = await self._look(request, given, Scope.WORK)
         claim = partial(subscriptions.ClaimWake, row.id, row.secret, wanted.worker, new_wake())
         is_held = row.phase == Phase.HELD  # the claim is probably refused
+        keys = await self._keys()  # first, because an error must not leave a claimed wake behind
         row = await self._subscriptions.by_ends(row, claim, is_known=is_held)
-        keys = await self._keys()
         claimed = {
             "wake_id": row.wake_id,
             "generation": row.generation,
@@ -544,7 +544,9 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             raise errors.BadRequest(detail)
         if not row.secret.startswith(uid) or generation != wanted.generation:
             raise errors.WakeFenced("the token belongs to another wake: use the newest wake")
-        acks = () if is_release else tuple(map(_ack_of, wanted.acks))
+        acks, is_done = tuple(map(_ack_of, wanted.acks)), wanted.done
+        if is_release:
+            acks, is_done = (), True
         asked = partial(
             subscriptions.AckWake,
             row.id,
@@ -552,15 +554,11 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             wanted.generation,
             wanted.wake_id,
             acks,
-            wanted.done or is_release,
+            is_done,
             new_wake(),
         )
-        row = await self._subscriptions.by_ends(
-            row,
-            asked,
-            (log for log, _, _ in acks),
-            is_known=not wanted.done and not is_release,
-        )
+        logs = (log for log, _, _ in acks)
+        row = await self._subscriptions.by_ends(row, asked, logs, is_known=not is_done)
         return json_value({"ok": True, "next_wake": row.generation != wanted.generation})
 
     async def _shown(self, row: Subscription) -> dict[str, Any]:
@@ -612,7 +610,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         config = config_of(log)
         if config is None or not config.is_json or log.state is LogState.CLOSED:
             raise DeliveryFailed("wake_stream must be an open stream of application/json")
-        pending = [each for each in row.links if each.tail > each.acked]
+        pending = row.pending(())
         event = {
             "type": "wake",
             "subscription_id": row.id,

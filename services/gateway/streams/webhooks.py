@@ -231,6 +231,7 @@ class Webhooks:
         """`networks`: the private networks to which deliveries may go, also by http."""
         self._networks = networks
         self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._resolvers: list[_Resolver] = []
 
     def check(self, url: str) -> None:
         """Raise WebhookUrlRejected unless the URL is allowed."""
@@ -267,6 +268,7 @@ class Webhooks:
     def _session(self, scheme: str) -> aiohttp.ClientSession:
         if scheme not in self._sessions:
             resolver = _Resolver(self._networks, is_public=scheme == "https")
+            self._resolvers.append(resolver)
             self._sessions[scheme] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=DELIVERIES_MAX + SLOW_DELIVERIES_MAX,
@@ -282,9 +284,11 @@ class Webhooks:
         return self._sessions[scheme]
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and the resolvers, which aiohttp leaves to their maker."""
         for session in self._sessions.values():
             await session.close()
+        for resolver in self._resolvers:
+            await resolver.close()
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -25,7 +25,7 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name not in _EXTRA:
             raise
-        sys.exit("quorumlog: the command line needs its extra: pip install 'quorumlog[cli]'")
+        sys.exit("quorumlog: the command line needs the extra cli: pip install 'quorumlog[cli]'")
     except KeyboardInterrupt:
         sys.exit(130)
     status = run_command(app, sys.argv[1:])

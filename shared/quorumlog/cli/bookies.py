@@ -69,9 +69,8 @@ def show(
 
 @cookie_app.command()
 def fix(name: BookieArgument, metadata: MetadataOption) -> None:
-    """Permit a bookie's next start, and only that start, to continue without the entries that it
-    lost. The bookie comes back as a new incarnation, which denies no entry until other bookies have
-    refilled it.
+    """Permit a bookie to start once without the entries that it lost. The bookie comes back as a new
+    incarnation, which reports no entry as missing until other bookies have refilled it.
     """
     row = _ask_cookie("GET", name, metadata)
     if not row["cookie"]["may_fix"]:
@@ -87,7 +86,7 @@ def fix(name: BookieArgument, metadata: MetadataOption) -> None:
 
 @cookie_app.command()
 def delete(name: BookieArgument, metadata: MetadataOption) -> None:
-    """Remove a bookie from the list. Refused while the bookie is alive or any ledger names it.
+    """Remove a bookie from the list. Refused while the bookie is alive or any ledger references it.
     Afterwards an empty directory may register under the name, as a later incarnation.
     """
     _ask_cookie("DELETE", name, metadata)
@@ -122,7 +121,7 @@ repair_app = typer.Typer(no_args_is_help=True, help="Repair of missing copies.")
 _LOOK_S: Final = 1.0
 
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Wait until no ledger and no repair names the bookie.")
+    bool, typer.Option("--wait", help="Wait until no ledger and no repair references the bookie.")
 ]
 TimeoutOption = Annotated[
     float | None,
@@ -138,7 +137,7 @@ def list_() -> None:
 
 @app.command()
 def info(name: BookieArgument) -> None:
-    """Print the status that a bookie reports, and how many ledgers name the bookie."""
+    """Print the status that a bookie reports, and how many ledgers reference the bookie."""
 
     async def work(client: Client) -> dict[str, Any]:
         known = await find_bookie(client, name)
@@ -152,8 +151,8 @@ def info(name: BookieArgument) -> None:
 
 @app.command()
 def damage(name: BookieArgument) -> None:
-    """Print the damaged entries of a bookie's log, and where they are in its files. Status 1 if
-    there are any. The bookie replaces them by copies from other members of the ledgers.
+    """Print the damaged entries of a bookie's log, and their positions in its files. Exit status 1 if
+    there are any. The bookie replaces damaged entries with copies from other bookies.
     """
     found = run(lambda client: _ask_bookie(client, name, "GET", "/v1/damage"))
     print_value(found, _print_damage)
@@ -211,7 +210,7 @@ def decommission(
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Remove a dead bookie from the list. Refused while it is alive or any ledger names it."""
+    """Remove a dead bookie from the list. Refused while it is alive or any ledger references it."""
 
     async def work(client: Client) -> dict[str, Any]:
         path = f"/v1/bookies/{quote(bare(name))}"
@@ -255,7 +254,7 @@ async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
 async def _follow_drain(
     look: Callable[[], Awaitable[dict[str, Any]]], timeout_s: float | None
 ) -> dict[str, Any]:
-    """Call `look` until the drain is done or times out. Shows a bar on standard error."""
+    """Call `look` until the drain is done or times out. Shows a progress bar on standard error."""
     end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with bar_of(*columns, TimeElapsedColumn()) as progress:
@@ -273,10 +272,10 @@ async def _follow_drain(
 
 def _print_left(left: dict[str, Any]) -> None:
     if left["done"]:
-        text = f"{left['bookie']}: nothing names the bookie"
+        text = f"{left['bookie']}: no ledger and no repair references the bookie"
     else:
         text = (
-            f"{left['bookie']}: {left['ledgers']} ledgers name the bookie,"
+            f"{left['bookie']}: {left['ledgers']} ledgers reference the bookie,"
             f" {left['repairs']} repairs are queued"
         ) + (f"; waits: {left['why']}" if left.get("why") else "")
     print_answer(left, text)
@@ -290,7 +289,7 @@ def _print_damage(found: dict[str, Any]) -> None:
         print_rows(places, ("ledger_id", "ranges", "segment", "offset", "start", "end", "reason"))
     if found["is_cut"]:
         print_error(
-            "there is more: run the command again when these are repaired and the next scrub has ended"
+            "more damage exists: run the command again after these repairs and the next scrub"
         )
     elif not places:
         print_line(f"{found['bookie']}: nothing is damaged")
@@ -301,8 +300,8 @@ def _print_damage(found: dict[str, Any]) -> None:
 
 @repair_app.command()
 def status(watch: WatchOption = None) -> None:
-    """Print the status of each process of autorecovery, the state of the queue of repairs, and the
-    queue's first items with their reasons.
+    """Print the status of each autorecovery process, the state of the repair queue, and the queue's
+    first items with their reasons.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -341,7 +340,7 @@ def check() -> None:
 
 @repair_app.command(name="pause")
 def pause_repairs() -> None:
-    """Pause copying in all processes of autorecovery until `resume`, even across restarts. New
+    """Pause copying in all autorecovery processes until `resume`, even across restarts. New
     repairs are still queued.
     """
     _send_change("PATCH", "/v1/settings", {"paused": True})
@@ -349,7 +348,7 @@ def pause_repairs() -> None:
 
 @repair_app.command(name="resume")
 def resume_repairs() -> None:
-    """Resume copying in all processes of autorecovery."""
+    """Resume copying in all autorecovery processes."""
     _send_change("PATCH", "/v1/settings", {"paused": False})
 
 
@@ -376,7 +375,7 @@ def limit(
 
 @repair_app.command()
 def delay(seconds: Annotated[float, typer.Argument(min=0, max=86_400)]) -> None:
-    """Set how long a bookie may be away before its ledgers are copied, in seconds. The delay
+    """Set how many seconds a bookie may be away before its ledgers are copied. The delay
     survives restarts. Repeating the command with the same value starts an audit now.
     """
     _send_change("PUT", "/v1/lost-bookie-delay", {"seconds": seconds})

@@ -31,7 +31,7 @@ _AUDIT_COLUMNS = ("at", "operation", "target", "who", "remote", "via")
 app = typer.Typer(no_args_is_help=True, help="The state of the cluster.")
 metadata_app = typer.Typer(
     no_args_is_help=True,
-    help="The database of the metadata. Sends requests to the metadata service.",
+    help="The metadata database. Sends requests to the metadata service.",
 )
 
 
@@ -93,9 +93,9 @@ def witnesses(
         int, typer.Option(min=1, max=10_000, help="Print at most this many kept ledgers.")
     ] = 20,
 ) -> None:
-    """Print whether the database lacks acknowledged changes: the witnesses that the metadata
-    service checks, the missing witnesses with their holders, and the ledgers whose metadata only
-    bookies have, which therefore keep their entries. Status 1 if any witness is missing or any
+    """Print whether the database lacks acknowledged changes. Lists the witnesses that the metadata
+    service checks, the missing witnesses with their holders, and the ledgers whose entries bookies
+    keep because only bookies have the metadata. Exit status 1 if any witness is missing or any
     ledger is kept.
     """
     state = ask_metadata("GET", metadata, "/v1/witnesses")
@@ -130,21 +130,21 @@ def accept(
     ] = None,
     lost: Annotated[
         list[str] | None,
-        typer.Option(help="A bookie that never returns. The command does not wait for its answer."),
+        typer.Option(help="A bookie that never returns. The command does not wait for it."),
     ] = None,
     ledger: Annotated[
         list[int] | None,
         typer.Option(
             min=0,
-            help="A ledger whose recovery or deletion fails with copy-lost: end it by the database's metadata."
-            " It may lack entries for ever.",
+            help="A ledger whose recovery or deletion fails with copy-lost: complete it with the database's metadata."
+            " The ledger may lack entries for ever.",
         ),
     ] = None,
 ) -> None:
-    """Continue with a database that went back, and accept that the changes of these witnesses are
-    lost. Read the runbook first. Every registered bookie must answer, except those named with
-    --lost. Run `quorumlog metadata rebuild` before: the loss is not accepted while bookies hold
-    copies of metadata that a rebuild would write.
+    """Continue with a database that was set back to an earlier state, and accept that the changes of
+    these witnesses are lost. Read the runbook first. Every registered bookie must respond, except
+    those named with --lost. Run `quorumlog metadata rebuild` first: the command fails while bookies
+    have copies of metadata that a rebuild would write.
     """
     given, names = witnesses or [], [bare(name) for name in lost or ()]
     body = {"witnesses": given, "lost": names, "ledgers": ledger or []}
@@ -167,7 +167,7 @@ def accept(
 def new_key(
     file: Annotated[Path, typer.Argument(help="The key file. It is created if it does not exist.")],
 ) -> None:
-    """Append a new key to a key file, whose first key encrypts (docs/guides/keys.md)."""
+    """Append a new key to a key file. The first key in the file encrypts (docs/guides/keys.md)."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as keys:
         keys.write(base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
 
@@ -180,7 +180,7 @@ def reseal(
         typer.Option(min=-1, help="Continue an earlier run: only ledgers with ids above this one."),
     ] = -1,
 ) -> None:
-    """Encrypt all ledgers' keys with KEY_FILE's first key. Its other keys are then not needed."""
+    """Encrypt all ledgers' keys with KEY_FILE's first key. Afterwards its other keys are not needed."""
     count, above = 0, after
     while above is not None:
         query = "" if above < 0 else f"?after={above}"
@@ -199,14 +199,14 @@ def rebuild(
         bool,
         typer.Option(
             "--take-over",
-            help="The lost database never comes back: give an empty database the bookies' cluster id, and accept the"
-            " loss of changes that bookies know of, but of which no copy exists.",
+            help="If the lost database never comes back: give an empty database the bookies' cluster id, and accept the"
+            " loss of changes that bookies know of, but have no copies of.",
         ),
     ] = False,
     bookie: Annotated[
         list[str] | None,
         typer.Option(
-            help="URL of a bookie to ask, in addition to those that are registered or wait to register."
+            help="URL of a further bookie to query, besides those that are registered or waiting to register."
         ),
     ] = None,
     without: Annotated[
@@ -254,7 +254,7 @@ async def _rebuild(url: str, ask: dict[str, Any]) -> dict[str, Any]:
             raise
         said = "the rebuild ended early"
         if through is not None:
-            said += f": ledgers up to {through} are written; go on with --after {through}"
+            said += f": ledgers up to {through} are written; continue with --after {through}"
         raise EndedEarly(said, {"through": through}, error) from None
     return report
 
@@ -271,7 +271,7 @@ def _print_report(report: dict[str, Any]) -> None:
         print_line(f"open ledgers: {report['open_ledgers']}; autorecovery recovers them")
     if report.get("may_be_deleted"):
         print_line(
-            f"CLOSED ledgers that may have been deleted, which only silent or emptied bookies would know: {report['may_be_deleted']}"
+            f"CLOSED ledgers that may have been deleted (only silent or emptied bookies would know): {report['may_be_deleted']}"
         )
     if report["sealed_passwords"]:
         print_line(
@@ -280,8 +280,8 @@ def _print_report(report: dict[str, Any]) -> None:
     if report["holes"]:
         print_line(f"holes in logs: {report['holes']} ledgers without metadata; reads fail there")
     if any(report[kind].get("write") for kind in ("ledgers", "logs")):
-        print_line(f"on no bookie, and not rebuilt: {', '.join(report['not_rebuilt'])}")
-    print_line(f"new ledgers have ids from {report['next_ledger_id']} on")
+        print_line(f"not rebuilt, because no bookie has copies: {', '.join(report['not_rebuilt'])}")
+    print_line(f"new ledgers get ids from {report['next_ledger_id']} on")
     rows = [
         {"subject": f"ledger {row['ledger_id']}" if "ledger_id" in row else f"log {row['log']}"}
         | row

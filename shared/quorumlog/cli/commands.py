@@ -12,8 +12,8 @@ from quorumlog.cli.session import with_common_options
 app = typer.Typer(
     no_args_is_help=True,
     help="A replicated log over HTTP.",
-    epilog="Exit status: 0 done; 1 an error, and nothing more was done; 2 wrong usage; 3 an error, and"
-    " whether it was done is unknown; 4 no such log, ledger, entry or bookie; 5 a wait timed out; 130 Ctrl-C; 141 the"
+    epilog="Exit status: 0 done; 1 error, and nothing more was done; 2 wrong usage; 3 error, and"
+    " the outcome is unknown; 4 no such log, ledger, entry or bookie; 5 a wait timed out; 130 Ctrl-C; 141 the"
     " reader of the output closed it.",
 )
 app.add_typer(ledgers.app, name="ledger")
@@ -55,6 +55,6 @@ def root(
         bool, typer.Option("--json", help="Print results and errors as JSON.")
     ] = False,
 ) -> None:
-    """Keep the options that precede the command."""
+    """Store the options that precede the command."""
     del version
     COMMON_OPTIONS.set(CommonOptions(as_json=as_json))

@@ -3,7 +3,7 @@ a small certificate authority for the services of a cluster. The authority sends
 servers.
 
 `quorumlog.certificates` implements the authority. It needs the package `cryptography`, which only
-the extra `certificates` installs, since few machines make certificates.
+the extra `certificates` installs, since few machines issue certificates.
 """
 
 import base64
@@ -24,13 +24,13 @@ from quorumlog.wire.secret import draw_token
 
 T = TypeVar("T")
 
-token_app = typer.Typer(no_args_is_help=True, help="Access tokens: make, list, revoke.")
+token_app = typer.Typer(no_args_is_help=True, help="Access tokens: create, list, revoke.")
 
 
 @token_app.command(name="create")
 def create_token(
     name: Annotated[
-        str, typer.Argument(help="A name for people: who uses the token, or for what.")
+        str, typer.Argument(help="A descriptive name: who uses the token, or for what.")
     ],
     grants: Annotated[
         list[str],
@@ -48,7 +48,7 @@ def create_token(
     ] = None,
     bytes_per_s: Annotated[
         int | None,
-        typer.Option(min=1, help="Bytes of bodies and answers per second, at each gateway."),
+        typer.Option(min=1, help="Request and response bytes per second, at each gateway."),
     ] = None,
     connections: Annotated[
         int | None,
@@ -61,7 +61,7 @@ def create_token(
         str | None,
         typer.Option(
             "--metadata",
-            help="URLs of metadata services. Create the token there: a gateway can't create a cluster's first token.",
+            help="URLs of metadata services that create the token: a gateway can't create a cluster's first token.",
         ),
     ] = None,
 ) -> None:
@@ -157,8 +157,8 @@ def init(
     folder: FolderOption = _FOLDER,
     days: Annotated[int, typer.Option(min=1, help="How many days the authority is valid.")] = 3650,
 ) -> None:
-    """Create a certificate authority for a cluster. Any process with its key, ca-key.pem, can join
-    the cluster: keep the key away from the services' hosts.
+    """Create a certificate authority for a cluster. Any process with the authority's key, ca-key.pem,
+    can join the cluster, so keep the key away from the services' hosts.
     """
     _print_written(lambda library: library.create_authority(folder, cluster, days=days))
 
@@ -195,7 +195,7 @@ def renew(
         int, typer.Option(min=1, help="How many days the new certificate is valid.")
     ] = 365,
 ) -> None:
-    """Replace a certificate and its key by new ones for the same process and hosts. A running
+    """Replace a certificate and its key with new ones for the same process and hosts. A running
     service uses the new files within seconds, and keeps its connections.
     """
     _print_written(lambda library: library.renew(folder, certificate, days=days))
@@ -239,7 +239,7 @@ def show(
 
 
 def _run(work: Callable[[Any], T]) -> T:
-    """Do work with the library, which is imported here. Raises: CertificateRefused."""
+    """Run `work` with the certificate library. Raises: CertificateRefused."""
     library: Any = _import_library()
     try:
         return work(library)

@@ -111,7 +111,7 @@ def read(
         if first > 0 and common_options().shows_notices:
             end = await ledger.last_add_confirmed() + 1
             if first > end:
-                print_error(f"entry {first} is beyond the ledger's end: its next entry is {end}")
+                print_error(f"entry {first} does not exist yet: the ledger's next entry is {end}")
         found = ledger.tail(first) if follow else ledger.entries(first, last=last)
         count = None
         if not follow and is_progress_shown():
@@ -156,7 +156,7 @@ def show(ledger_id: LedgerArgument) -> None:
 def list_(
     state: Annotated[str | None, typer.Option(help="OPEN, IN_RECOVERY or CLOSED.")] = None,
     bookie: Annotated[
-        str | None, typer.Option(help="Only ledgers that name this member, such as bookie-1@1.")
+        str | None, typer.Option(help="Only ledgers of this bookie, such as bookie-1@1.")
     ] = None,
 ) -> None:
     """Print all ledgers."""
@@ -173,7 +173,7 @@ def change_password(
         typer.Option("--new-password", envvar="QUORUMLOG_NEW_PASSWORD", help="The new password."),
     ] = "",
 ) -> None:
-    """Change a ledger's password. Pass both in the environment: all users can see arguments."""
+    """Change a ledger's password. Pass both passwords in the environment: all users can see arguments."""
     print_object(
         run(
             lambda client: client.ledger(ledger_id, password=password).change_password(new_password)
@@ -198,7 +198,7 @@ def recover(
         ),
     ] = None,
 ) -> None:
-    """Recover a ledger whose writer is gone: fence, read forward, close."""
+    """Recover a ledger whose writer is gone: fence it, read to its end, close it."""
     lost = declare_lost or ()
     print_object(
         run(lambda client: client.ledger(ledger_id, password=password).recover(declare_lost=lost))
@@ -214,18 +214,18 @@ def accept_loss(
     declare_lost: Annotated[
         list[str] | None,
         typer.Option(
-            help="A bookie that is gone for ever, such as bookie-1@1, and need not answer."
+            help="A bookie that is gone for ever and need not respond, such as bookie-1@1."
         ),
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could hold
-    the entries answers that it does not. `ledger verify` lists lost entries.
+    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could store
+    the entries reports that it lacks them. `ledger verify` lists lost entries.
     """
     if first > last:
-        raise typer.BadParameter("--from is above --to")
+        raise typer.BadParameter("--from must not be above --to")
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("this can't be undone: without a terminal, confirm it by --yes")
+        raise typer.BadParameter("this can't be undone: without a terminal, confirm it with --yes")
     question = f"Give up entries {first} to {last} of ledger {ledger_id} for ever?"
     confirm_on_terminal(question, yes=yes)
 
@@ -251,7 +251,7 @@ def verify(
     ledger_id: LedgerArgument,
     repair: Annotated[bool, typer.Option("--repair", help="Repair missing copies.")] = False,
 ) -> None:
-    """Compare a ledger's copies by digests that the bookies compute. Status 1 if copies are
+    """Compare a ledger's copies by digests that the bookies compute. Exit status 1 if copies are
     missing. `lost` lists the entries that no bookie has. Entries from `open_from` on are still
     being written, and are not compared.
     """

@@ -58,7 +58,7 @@ DeleteRetentionOption = Annotated[
     int | None, typer.Option(min=0, help="Keep tombstones for this many seconds.")
 ]
 MaxDirtyOption = Annotated[
-    int | None, typer.Option(min=0, max=100, help="Compact from this share of new bytes on.")
+    int | None, typer.Option(min=0, max=100, help="Compact once this percentage of bytes is new.")
 ]
 
 app = typer.Typer(
@@ -121,7 +121,7 @@ def append_to_log(
         typer.Option(metavar="NAME=VALUE", help="A header of each record; repeatable."),
     ] = None,
     tombstone: Annotated[
-        bool, typer.Option("--tombstone", help="Append one record without a value: delete --key.")
+        bool, typer.Option("--tombstone", help="Append a tombstone, which deletes --key.")
     ] = False,
     ttl: Annotated[
         int | None, typer.Option(min=1, help="The records expire after this many seconds.")
@@ -186,7 +186,7 @@ def _start(text: str, option: str = "--from") -> Start:
 
 KeyOption = Annotated[str | None, typer.Option("--key", help="Only records with this key.")]
 PrefixOption = Annotated[
-    str | None, typer.Option("--key-prefix", help="Only records whose key begins with this.")
+    str | None, typer.Option("--key-prefix", help="Only records whose key begins with this text.")
 ]
 HeaderOption = Annotated[
     list[str] | None,
@@ -260,7 +260,7 @@ def get_newest(
     async def work(client: Client) -> None:
         record = await client.log(name).get(key)
         if record is None:
-            raise NoSuchKey(f"no record has the key {key}", log=name)
+            raise NoSuchKey(f"the log {name} has no record with the key {key}", log=name)
 
         async def found() -> AsyncGenerator[Sequence[LogRecord], None]:
             yield [record]
@@ -273,7 +273,7 @@ def get_newest(
 @app.command(name="keys")
 def list_keys(
     name: NameArgument,
-    prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with this text.")] = "",
 ) -> None:
     """Print the keys of a log's records."""
 
@@ -293,7 +293,7 @@ def show_log(name: NameArgument) -> None:
 @app.command(name="list")
 def list_logs(
     prefix: Annotated[
-        str | None, typer.Option(help="Only logs whose names begin with this.")
+        str | None, typer.Option(help="Only logs whose names begin with this text.")
     ] = None,
 ) -> None:
     """Print all logs."""
@@ -343,7 +343,7 @@ def set_log(
         typer.Option(min=1, help="Change only if the log has this version (`log show`)."),
     ] = None,
 ) -> None:
-    """Change the given limits of a log within seconds; 0 removes a limit."""
+    """Change the given limits of a log, with effect within seconds; 0 removes a limit."""
     limits: dict[str, Any] = {
         "roll_bytes": roll_bytes,
         "roll_entries": roll_entries,
@@ -373,7 +373,7 @@ def protect_log(
 @app.command(name="delete")
 def delete_log(name: NameArgument, yes: YesOption = False) -> None:
     """Delete a log with its records. On a terminal, the command asks for confirmation, and deletes
-    only the log that had the name at that time.
+    nothing if the log was replaced since the question.
     """
     created_at = None
     if not yes and sys.stdin.isatty():
@@ -419,7 +419,7 @@ def consume_log(
 def list_consumers(
     name: Annotated[str | None, typer.Argument(help="The log's name; default: all logs.")] = None,
     prefix: Annotated[
-        str | None, typer.Option(help="Only consumers whose names begin with this.")
+        str | None, typer.Option(help="Only consumers whose names begin with this text.")
     ] = None,
 ) -> None:
     """Print a log's consumers with their lags, or the consumers of all logs without lags."""

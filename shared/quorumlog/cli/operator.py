@@ -17,7 +17,7 @@ from quorumlog.client.transport import Transport
 from quorumlog.wire.problems import from_answer
 
 _LINE_BYTES: Final = 1 << 22
-"""Longest line of an answer: a rebuild's report is one line, with up to 1,000 findings."""
+"""Maximum line length of a response: a rebuild's report is one line, with up to 1,000 findings."""
 _PHASES: Final = {"survey": "ledgers counted", "ledgers": "ledgers"}
 
 MetadataOption = Annotated[
@@ -30,20 +30,20 @@ MetadataOption = Annotated[
 
 
 class NoAutorecovery(errors.NotFound, title="No process of autorecovery is alive", travels=False):
-    """No process of autorecovery is alive to serve the request."""
+    """No autorecovery process is alive to serve the request."""
 
 
 class WorkEnded(
     errors.QuorumLogError, code="rebuild-ended", title="The rebuild ended early", travels=False
 ):
-    """Work ended without a result. Its changes stay, and the work may be repeated."""
+    """Work ended without a result. Completed changes stay, and the work can be repeated."""
 
 
 async def ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
-    """Send a request to a service's own endpoint, with retries, and return the JSON of the answer,
+    """Send a request to a service's own endpoint, with retries, and return the JSON of the response,
     or None.
 
-    `url`: one URL, or several URLs of equivalent services with commas between them.
+    `url`: one URL, or URLs of equivalent services, separated by commas.
     """
     bases, _, path = url.partition("/v1/")
     options = common_options()
@@ -74,10 +74,10 @@ async def follow_work(
     body: dict[str, Any],
     note: Callable[[dict[str, Any]], None] = lambda _line: None,
 ) -> dict[str, Any]:
-    """Run work on all ledgers at the first metadata service that accepts a connection, and return
-    the last line of its answer, which has no timeout. Progress is shown on standard error, and
-    `note` gets each line that reports progress. Raises: ConnectionLost; WorkEnded if the answer
-    breaks off.
+    """Run work on all ledgers at the first metadata service that accepts a connection. Returns the
+    last line of the response, for which no timeout applies. Progress is shown on standard error,
+    and `note` gets each progress line. Raises: ConnectionLost; WorkEnded if the response ends
+    early.
     """
     options = common_options()
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.timeout_s)
@@ -105,8 +105,8 @@ async def follow_work(
                         f"{url}: {error}", outcome=errors.NOT_DONE
                     ) from error
             except (aiohttp.ClientError, OSError) as error:
-                raise WorkEnded(f"{url} does not answer: {error!r}") from error
-    raise AssertionError("parse_urls returns at least one URL")
+                raise WorkEnded(f"{url} does not respond: {error!r}") from error
+    raise AssertionError("parse_urls must return at least one URL")
 
 
 async def _last_line(
@@ -123,7 +123,7 @@ async def _last_line(
             done, phase = line.get("done", 0), _PHASES.get(line.get("phase", ""), "")
             said = f"{done:,} {phase}"
             bar.update(task, description=said, completed=done, total=line.get("of"))
-    raise WorkEnded("the metadata service ended the answer without a result; see its log")
+    raise WorkEnded("the metadata service's response ended without a result: see the service's log")
 
 
 async def find_bookie(client: Client, name: str) -> dict[str, Any]:
@@ -134,11 +134,11 @@ async def find_bookie(client: Client, name: str) -> dict[str, Any]:
     for bookie in await client.bookies():
         if bare(bookie["id"]) == bare(name):
             return bookie
-    raise errors.NoSuchBookie(f"no bookie {name} is registered", bookie=name)
+    raise errors.NoSuchBookie(f"no bookie {name} is registered: see `bookie list`", bookie=name)
 
 
 async def autorecoveries(client: Client) -> Sequence[str]:
-    """The URLs of all processes of autorecovery. Raises: NoAutorecovery if none is alive."""
+    """The URLs of all autorecovery processes. Raises: NoAutorecovery if none is alive."""
     services = (await client.cluster())["services"]
     urls = [
         service["url"]
@@ -153,12 +153,12 @@ async def autorecoveries(client: Client) -> Sequence[str]:
 async def ask_autorecovery(
     client: Client, method: str, path: str, body: dict[str, Any] | None = None
 ) -> Any:
-    """Like `ask`, for one process of autorecovery. Others see its change in the metadata."""
+    """Like `ask`, for one autorecovery process. The others see the change in the metadata."""
     return await ask(method, f"{(await autorecoveries(client))[0]}{path}", body)
 
 
 async def auditor(client: Client) -> str:
-    """The URL of the auditor, or of any process of autorecovery while there is no auditor."""
+    """The URL of the auditor, or of any autorecovery process while there is no auditor."""
     urls = await autorecoveries(client)
     for url in urls:
         if (await ask("GET", f"{url}/v1/status"))["auditor"]:

@@ -129,7 +129,7 @@ def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
 
 
 def finished(work: Callable[[], T]) -> T:
-    """Do work and return its result; print an error and raise typer.Exit with the error's status."""
+    """Run `work` and return its result, or print its error and raise typer.Exit with its status."""
     try:
         return work()
     except KeyboardInterrupt:
@@ -137,7 +137,7 @@ def finished(work: Callable[[], T]) -> T:
     except BrokenPipeError:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
-        raise typer.BadParameter(f"{os.fsencode(error.object)!r} is not UTF-8") from None
+        raise typer.BadParameter(f"{os.fsencode(error.object)!r} must be valid UTF-8") from None
     except orjson.JSONDecodeError:  # a ValueError caused by a server, not by the user
         raise
     except ValueError as error:  # the SDK rejects an argument
@@ -153,7 +153,7 @@ def pipe_closed() -> int:
 
 
 def flush_output() -> None:
-    """Flush standard output at exit. A failure was reported before and is ignored."""
+    """Flush standard output at exit. Ignores a failure, which was already reported."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -165,7 +165,7 @@ def _drop_output() -> None:
 
 
 def _notify(error: Exception) -> int:
-    """Print an error, preceded by how far the command got, and return the exit status."""
+    """Print an error, preceded by the command's progress, and return the exit status."""
     why = error.why if isinstance(error, EndedEarly) else error
     status, code, detail = _named(why)
     so_far = str(error) if isinstance(error, EndedEarly) else ""
@@ -229,7 +229,7 @@ def confirm_on_terminal(question: str, *, yes: bool) -> None:
 
 
 class StandardOutput(Console):
-    """Standard output. A reader that closes it ends the command."""
+    """Standard output. The command ends if the reader of the output closes it."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False)

@@ -1,4 +1,4 @@
-"""Records between standard input or output and a ledger or log: their framing and their flow.
+"""Moves records between standard input or output and a ledger or log, with a framing.
 
 Input records are sent as they arrive, even from a slow `tail -f`, in batches of the waiting
 records. Records that are read are written page by page. Standard output contains nothing but the
@@ -37,16 +37,16 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 
 _CHUNK: Final = 1 << 18
 _GROUP: Final = 1000
-"""Records per future: one future per record took half of the time of an append."""
+"""Records per future. With one future per record, futures took half of an append's time."""
 _SETTLE_S: Final = 2.0
-"""How long the first Ctrl-C waits for answers; a second one does not (chosen by judgement)."""
+"""How long the first Ctrl-C waits for responses; a second Ctrl-C does not (chosen by judgement)."""
 _CHUNKS_AHEAD: Final = 8
 _LENGTH: Final = struct.Struct(">I")
 _RECORD_BYTES_MAX: Final = 64 << 20
-"""Most bytes that are read for one record. No server accepts a longer record."""
+"""Maximum bytes that are read for one record. No server accepts a longer record."""
 ENTRIES: Final = ("entries", "entry")
 RECORDS: Final = ("records", "offset")
-"""Words for messages: what is appended or read, and the API's name for its id or offset."""
+"""Words for messages: the plural of the item, and the API's name for an item's id or offset."""
 
 
 class Framing(StrEnum):
@@ -120,7 +120,7 @@ async def records(
         yield [os.fsencode(text) for text in texts]
         return
     if file is None and sys.stdin is None:
-        raise CutShort("standard input is closed")
+        raise CutShort("standard input is closed: pass records as arguments or with --file")
     rest = bytearray()
     async with contextlib.aclosing(_chunks(file)) as chunks:
         async for chunk in chunks:
@@ -129,16 +129,16 @@ async def records(
             if found:
                 yield found
             if len(rest) > _RECORD_BYTES_MAX:
-                raise CutShort(f"a record has more than {_RECORD_BYTES_MAX} bytes")
+                raise CutShort(f"a record exceeds {_RECORD_BYTES_MAX:,} bytes: check --format")
     if framing is Framing.FRAMES and rest:
-        raise CutShort("the input ends within a frame")
+        raise CutShort("the input ends within a frame: check --format")
     if rest:
         yield [bytes(rest)]
 
 
 async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a file or of standard input, as they arrive. A daemon thread reads them,
-    because a read from a terminal may block for ever, and must not delay Ctrl-C.
+    """Yield the bytes of a file or of standard input, as they arrive. A daemon thread reads them, so
+    that a read from a terminal, which may block for ever, does not delay Ctrl-C.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
@@ -196,7 +196,7 @@ class _Sending:
     last: int | None = None
 
     def take(self) -> None:
-        """Add the oldest group, which is done, to the totals. Raises what its future raises."""
+        """Add the oldest group, which is done, to the totals. Raises the future's exception."""
         future, count, size = self.under_way.popleft()
         self.queued_bytes -= size
         done = future.result()
@@ -235,9 +235,9 @@ async def send(
     """Append all payloads in order, and return the first and last id or offset, or None without
     payloads.
 
-    `words`: ENTRIES or RECORDS. `size`: bytes of the input, if known. Raises: EndedEarly, which
-    says what was appended until then. After Ctrl-C no more input is read, and outstanding answers
-    are awaited briefly.
+    `words`: ENTRIES or RECORDS. `size`: bytes of the input, if known. Raises: EndedEarly, whose
+    message reports what was appended. After Ctrl-C the function reads no more input, and waits
+    briefly for outstanding responses.
     """
     sending = _Sending()
     try:
@@ -287,7 +287,7 @@ async def _settled(sending: _Sending) -> BaseException | None:
 async def _stopped(
     sending: _Sending, words: tuple[str, str], why: Exception | None, failed: BaseException | None
 ) -> EndedEarly:
-    """The error that says which records were appended. `failed`: a group's error, if any."""
+    """Build the error that reports which records were appended. `failed`: a group's error, if any."""
     rest = [future for future, _, _ in sending.under_way]
     if rest and not isinstance(failed, TimeoutError):
         await asyncio.wait(rest, timeout=_SETTLE_S)
@@ -301,9 +301,9 @@ async def _stopped(
     if sending.last is not None:
         said += f", the last at {place} {sending.last}"
     if not is_known:
-        said += "; whether the next ones were appended is unknown"
+        said += "; the outcome of the next ones is unknown"
     elif later:
-        said += f", and {later} after those that were refused"
+        said += f", and {later} after the refused ones"
     elif sending.count:
         said += f"; continue the input after its first {sending.count} {name}"
     members = {"appended": sending.count, "first": sending.first, "last": sending.last}
@@ -350,7 +350,7 @@ async def write_items(
     """Write entries or records to standard output, page by page.
 
     `end`: the total number of items, if known.
-    Raises: EndedEarly, which says which items were written until then.
+    Raises: EndedEarly, whose message reports which items were written.
     """
     count, last, as_json = 0, None, common_options().as_json
     pages: AsyncGenerator[Sequence[Any], None] = found.pages()
@@ -371,7 +371,7 @@ async def write_items(
             raise
         said = f"{count} {words[0]} read"
         if last is not None:
-            said += f", the last at {words[1]} {last}; go on with --from {last + 1}"
+            said += f", the last at {words[1]} {last}; continue with --from {last + 1}"
         raise EndedEarly(said, {"read": count, "last": last}, error) from None
 
 

@@ -36,12 +36,12 @@ def create_queue(
     queue: QueueArgument,
     lease_s: Annotated[float, typer.Option("--lease", min=1, help="Lease in seconds.")] = 30.0,
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, help="Attempts before the dead-letter log.")
+        int | None, typer.Option(min=1, help="Attempts before a record becomes a dead letter.")
     ] = None,
     dead_letter_log: Annotated[str | None, typer.Option(help="The log for dead letters.")] = None,
     order: Annotated[Order, typer.Option(help="`key`: one record of a key at a time.")] = "none",
     max_in_flight: Annotated[
-        int, typer.Option(min=1, help="At most this many records are given and not done.")
+        int, typer.Option(min=1, help="Maximum number of claimed records.")
     ] = 1000,
     first: Annotated[
         str, typer.Option("--from", help="Where a new queue begins: earliest or latest.")
@@ -94,7 +94,7 @@ def claim_jobs(
     count: MaxOption = 1,
     wait_s: Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to wait.")] = 0.0,
 ) -> None:
-    """Claim records and print them. Without `ack`, they are given again after the lease."""
+    """Claim records and print them. Without `ack`, they are delivered again after the lease."""
     found = run(lambda client: client.log(log).queue(queue).claim(count, wait_s=wait_s))
     rows = [
         {
@@ -126,18 +126,18 @@ def work_on_queue(
         typer.Option(
             "--exec",
             metavar="COMMAND",
-            help="Run for each record, without a shell; {} is its value, which is also the input.",
+            help="Command for each record, without a shell; {} and standard input are its value.",
         ),
     ],
     concurrency: Annotated[int, typer.Option(min=1, max=100, help="Concurrent commands.")] = 1,
     wait_s: Annotated[
-        float | None, typer.Option("--wait", min=0, help="Seconds without work until the end.")
+        float | None, typer.Option("--wait", min=0, help="End after this many idle seconds.")
     ] = None,
     delay_s: Annotated[
         float, typer.Option("--delay", min=0, max=3600, help="Seconds until a failed job's retry.")
     ] = 1.0,
 ) -> None:
-    """Run a command for each record. Exit status 0 acknowledges the record; others give it back."""
+    """Run a command for each record. Status 0 acknowledges the record, others return it to the queue."""
     words = shlex.split(command)
     if not words:
         raise typer.BadParameter("--exec needs a command")
@@ -163,7 +163,7 @@ async def _work(queue: Queue, words: list[str], wait_s: float | None, delay_s: f
 
 @app.command(name="dead")
 def list_dead(log: LogArgument, queue: QueueArgument) -> None:
-    """Print a queue's dead letters, including those that were sent back."""
+    """Print a queue's dead letters, including those that were redriven."""
 
     async def work(client: Client) -> list[dict[str, Any]]:
         dead = (await client.log(log).queue(queue).info())["dead_letter_log"]

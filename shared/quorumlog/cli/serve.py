@@ -29,17 +29,17 @@ _NEEDED: Final = ("pydantic", "asyncpg", "redis", "uvloop", "rocksdict")
 """Packages of the extra `server`. If one of them is missing, the extra is not installed."""
 _MIB: Final = 1 << 20
 _FREE_MIN: Final = 512 * _MIB
-"""Space below which a bookie soon stops to accept entries, with the databases beside it."""
+"""Minimum free space. With less, a bookie beside the databases soon stops accepting entries."""
 _FREE_GOOD: Final = 5 << 30
 _FILES_GOOD: Final = 4096
-"""Open files. A bookie opens hundreds, and each connection is one more."""
+"""Recommended limit of open files. A bookie opens hundreds, and each connection needs one more."""
 _SYNCS: Final = 50
 _SYNC_SLOW_MS: Final = 20.0
 """A sync takes up to 10 ms on most disks; every acknowledged append waits for one."""
 _SYNC_FAST_MS: Final = 0.01
-"""No disk is faster."""
+"""A median below this means that the disk ignores syncs."""
 _TIME_ERROR: Final = 5
-"""`ntp_adjtime` returns this while nothing synchronises the clock."""
+"""The result of `ntp_adjtime` while nothing synchronises the clock."""
 
 
 def serve(
@@ -51,8 +51,8 @@ def serve(
     """Run a whole cluster on this machine until Ctrl-C: databases, bookies, gateways, autorecovery."""
     if sys.platform != "linux":
         _fail(
-            "`quorumlog serve` needs Linux, because it ends its processes by features of the Linux"
-            " kernel. Run the container image instead, or use a cluster on another machine."
+            "`quorumlog serve` needs Linux, because it uses features of the Linux kernel to end"
+            " its processes. Run the container image instead, or use a cluster on another machine."
         )
     home = _home()
     if home is None or _missing_packages():
@@ -157,7 +157,7 @@ def _packages() -> Finding:
 
 
 def _disk(data: Path) -> Iterator[Finding]:
-    """The file system of the folder, or of the nearest folder above it that exists."""
+    """Check the file system of the folder, or of its nearest existing parent."""
     folder = next(each for each in (data, *data.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -193,7 +193,7 @@ def _syncs_ms(file: int) -> Iterator[float]:
 def _open_files() -> Finding:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _FILES_GOOD:
-        advice = f"raise it: ulimit -Hn {_FILES_GOOD}, or LimitNOFILE= of a systemd unit"
+        advice = f"raise the limit: ulimit -Hn {_FILES_GOOD}, or LimitNOFILE= of a systemd unit"
         return Finding("warning", "open files", f"at most {hard}", advice)
     return Finding("ok", "open files", "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}")
 
@@ -213,7 +213,7 @@ def _port(number: int, data: Path) -> Finding:
 
 
 def _clock() -> Finding:
-    """Whether the kernel knows that the clock is synchronised. Retention and leases compare times of machines."""
+    """Check whether the clock is synchronised. Retention and leases compare times of machines."""
     try:
         state = ctypes.CDLL(None).ntp_adjtime(ctypes.create_string_buffer(512))
     except (AttributeError, OSError):

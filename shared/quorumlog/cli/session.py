@@ -1,8 +1,8 @@
 """The common parts of all commands: their options, a client, and notices.
 
 `with_common_options` adds --gateway, --json, --timeout, --quiet and further options to every
-command; functions that ask servers or print get their values from `common_options`. Notices on
-standard error say what a command retries.
+command; functions that send requests or print read their values from `common_options`. Notices on
+standard error report retries.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
 _SHORT_WAIT_S: Final = 2.0
-"""A notice names a gateway that has not answered for this long (normal: milliseconds)."""
+"""A notice names a gateway that has not responded for this long (normal: milliseconds)."""
 
 
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON.")]
@@ -60,7 +60,7 @@ def _unseen(context: typer.Context, token: str | None) -> str | None:
     """Accept a token from the environment only, because all users can see arguments."""
     source = context.get_parameter_source("token")
     if source is not None and source.name == "COMMANDLINE":
-        raise typer.BadParameter("all users can see arguments: use QUORUMLOG_TOKEN or --token-file")
+        raise typer.BadParameter("all users can see --token: use QUORUMLOG_TOKEN or --token-file")
     return token
 
 
@@ -70,8 +70,8 @@ def online_options(
         str | None,
         typer.Option(
             envvar="QUORUMLOG_GATEWAY",
-            help="URLs of gateways, separated by commas. Default: those of the cluster that `make run` runs here,"
-            f" else {GATEWAY}.",
+            help="URLs of gateways, separated by commas. Default: the gateways of the cluster that `make run` runs here,"
+            f" otherwise {GATEWAY}.",
         ),
     ] = None,
     as_json: _JsonOption = False,
@@ -88,7 +88,7 @@ def online_options(
         Path | None,
         typer.Option(
             envvar="CLUSTER_SECRET_FILE",
-            help="File with the cluster's secret, for commands that ask the services behind the gateways.",
+            help="File with the cluster's secret, for commands that use the services behind the gateways.",
         ),
     ] = None,
     token: Annotated[
@@ -116,7 +116,7 @@ def online_options(
         Path | None,
         typer.Option(
             envvar="TLS_CERT_FILE",
-            help="File of an operator's certificate, for commands that ask the services behind the gateways.",
+            help="File of an operator's certificate, for commands that use the services behind the gateways.",
         ),
     ] = None,
     key_file: Annotated[
@@ -172,7 +172,7 @@ def _with_options(
     command: Callable[..., Any], options: Callable[..., CommonOptions]
 ) -> Callable[..., Any]:
     """Add the common options to one command. If the command has its own --timeout, that option also
-    limits requests. A command that asks the metadata service gets no --gateway.
+    limits requests. A command that uses the metadata service gets no --gateway.
     """
     own = inspect.signature(command).parameters
     absent = _OF_GATEWAYS if "metadata" in own else ()
@@ -220,7 +220,7 @@ def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] |
         raise typer.BadParameter(f"{file}: is empty")
 
     def present() -> str:
-        """The file's current token. The file may get a new JWT while a command runs."""
+        """Return the file's current token. The file may get a new JWT while a command runs."""
         nonlocal last
         with contextlib.suppress(OSError, UnicodeDecodeError):
             last = file.read_text("ascii").strip() or last
@@ -230,7 +230,7 @@ def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] |
 
 
 def run(work: Callable[[Client], Awaitable[T]]) -> T:
-    """Run work with a client."""
+    """Run `work` with a client, and return its result."""
     options = common_options()
     urls = parse_urls(options.gateway)
 
@@ -252,13 +252,13 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run work in an event loop."""
+    """Run `work` in an event loop, and return its result."""
     with _retries_noticed():
         return asyncio.run(work())
 
 
 def print_all(items: Callable[[Client], Paged[dict[str, Any]]], columns: tuple[str, ...]) -> None:
-    """Print all items of a list of the API as rows."""
+    """Print all items of an API list as rows."""
 
     async def collected(client: Client) -> list[dict[str, Any]]:
         return [item async for item in items(client)]
@@ -291,15 +291,15 @@ def parse_urls(urls: str) -> list[str]:
     found = [url.strip() for url in urls.split(",") if url.strip()]
     for url in found:
         if not re.match(r"https?://[^/]", url):
-            raise typer.BadParameter(f"{url!r} is not the URL of a server: write http://host:port")
+            raise typer.BadParameter(f"{url!r} is not a server URL: use http://host:port")
     if not found:
-        raise typer.BadParameter("the URL of a server is empty")
+        raise typer.BadParameter("no server URL is given: use http://host:port")
     return found
 
 
 @contextlib.contextmanager
 def _retries_noticed() -> Iterator[None]:
-    """Print the errors that the SDK retries, and what it waits for. Each text is printed once."""
+    """Print the errors that the SDK retries, and long waits. Each text is printed once."""
     log = logging.getLogger("quorumlog.client")
     notices: logging.Handler = logging.NullHandler()
     if common_options().shows_notices:
@@ -322,7 +322,7 @@ class _Notices(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a notice unless it was printed before."""
         text = record.getMessage()
-        detail, again, _ = text.partition("; tried again")
+        detail, again, _ = text.partition("; retrying for")
         if detail not in self._said:
             self._said.add(detail)
             print_error(f"{text} (--timeout)" if again else text)
@@ -330,7 +330,7 @@ class _Notices(logging.Handler):
 
 @contextlib.asynccontextmanager
 async def _silence_noticed(urls: Sequence[str]) -> AsyncIterator[None]:
-    """During the block, print a notice for each gateway that connects but does not answer."""
+    """During the block, print a notice for each gateway that connects but does not respond."""
     looking = [
         asyncio.create_task(_notice_silence(url)) for url in urls if common_options().shows_notices
     ]
@@ -352,8 +352,8 @@ async def _notice_silence(url: str) -> None:
             return
     except TimeoutError:
         print_error(
-            f"{url} has not answered for {_SHORT_WAIT_S:.0f} s;"
-            f" tried for {common_options().timeout_s:.0f} s (--timeout)"
+            f"{url} has not responded for {_SHORT_WAIT_S:.0f} s;"
+            f" giving up after {common_options().timeout_s:.0f} s (--timeout)"
         )
     except (aiohttp.ClientError, ValueError):
         return  # the command's own request fails in the same way, and reports the error

@@ -1,4 +1,4 @@
-"""The Python SDK. It talks to gateways only, and raises the error classes that the server raised.
+"""The Python SDK. It talks to gateways only, and raises their errors as classes of `errors`.
 
 async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
     ledger = await client.create_ledger()

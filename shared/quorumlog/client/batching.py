@@ -1,10 +1,9 @@
 """Batches of appends: the next request carries all appends submitted while a request is under way.
 
-One request is under way at a time, so entries have the order of the submissions. A single append is
-sent at once. Two concurrent requests could overtake each other on two connections, and no request
-can name its predecessor: `expect` of the second request would match too if another client had
-appended as many entries in between. The client overlaps its own work instead: it sends the next
-request before the callers of the previous request continue.
+Requests are sent one at a time, so entries keep the order of the submissions. A single append is
+sent at once. Two concurrent requests could overtake each other on two connections. `expect` would
+not prevent this, because another client may append as many entries in between. The client overlaps
+its own work instead: it sends the next request before the callers of the previous request continue.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _ENTRIES_MAX: Final = 10_000
-"""Most entries of one request: the API's limit."""
+"""Maximum entries per request: the API's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,13 @@ class Batching:
     """The limits of a batch of appends. A single append that exceeds a limit is sent alone."""
 
     bytes_max: int = 1 << 20
-    """Most payload bytes of one request."""
+    """Maximum payload bytes per request."""
     count_max: int = 1000
-    """Most entries of one request."""
+    """Maximum entries per request."""
     linger_ms: float = 0.0
     """How long the first append of a batch waits for more appends, unless the batch is full."""
     queued_bytes_max: int = 64 << 20
-    """Most bytes that may wait to be sent; `submit` and `append` wait for room."""
+    """Maximum bytes in the queue. While the queue is full, `submit` and `append` wait."""
 
     def __post_init__(self) -> None:
         for name in ("bytes_max", "count_max", "queued_bytes_max"):
@@ -49,9 +48,9 @@ class Batching:
         if not isinstance(self.linger_ms, int | float):
             raise TypeError(f"linger_ms must be a number, not {type(self.linger_ms).__name__}")
         if self.bytes_max < 1 or self.queued_bytes_max < 1 or not self.linger_ms >= 0:
-            raise ValueError("sizes must be at least 1, and linger_ms must not be negative")
+            raise ValueError("bytes_max and queued_bytes_max must be above 0, linger_ms 0 or more")
         if not 1 <= self.count_max <= _ENTRIES_MAX:
-            raise ValueError(f"count_max must be 1 to {_ENTRIES_MAX}")
+            raise ValueError(f"count_max must be 1 to {_ENTRIES_MAX}, not {self.count_max}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Call(Generic[P]):
     payloads: Sequence[P]
     expect: int | None
     end: float
-    """The end of the oldest submission's deadline, in the event loop's time."""
+    """The oldest submission's deadline, on the event loop's clock."""
 
 
 AppendFuture = asyncio.Future[R] | futures.Future[R]
@@ -69,18 +68,18 @@ AppendFuture = asyncio.Future[R] | futures.Future[R]
 
 
 class Submission(NamedTuple, Generic[P, R]):
-    """An append in the queue or under way. A dataclass would take twice as long to create."""
+    """A queued or running append. A tuple, because a dataclass takes twice as long to create."""
 
     payloads: Sequence[P]
     size: int
     expect: int | None
     is_alone: bool
-    """Whether the submission must be sent in a request of its own."""
+    """Whether the submission must be sent in its own request."""
     end: float
     done: AppendFuture[R]
 
     def is_wanted(self) -> bool:
-        """Whether the caller still waits. From now on, other threads can't cancel the future."""
+        """Whether the caller is still waiting. After this call, other threads can't cancel the future."""
         if isinstance(self.done, asyncio.Future):
             return not self.done.done()
         return self.done.set_running_or_notify_cancel()
@@ -88,16 +87,16 @@ class Submission(NamedTuple, Generic[P, R]):
 
 Send = Callable[[Call[P]], Awaitable[A]]
 Share = Callable[[A, int, int], R]
-"""Computes a submission's share of an answer from its first payload's index and its count."""
+"""Computes a submission's share of a response from its first payload's index and its count."""
 
 
 class Batcher(Generic[P, A, R]):
     """The queue of submissions, and the one request that is under way.
 
     Invariants: submissions are sent in the order of the calls, one request at a time. After a
-    failed request, no submission that was queued behind it is sent, so that no gap stays unnoticed.
-    Each submission ends with its request, or with the task that sends requests, however that task
-    ends.
+    failed request, the submissions queued behind it fail unsent, so that no gap goes unnoticed.
+    A submission ends when its request ends, or when the task that sends requests ends for any
+    reason.
     """
 
     def __init__(
@@ -115,35 +114,35 @@ class Batcher(Generic[P, A, R]):
         self._queue: deque[Submission[P, R]] = deque()
         self._under_way: Sequence[Submission[P, R]] = ()
         self._answers: deque[tuple[Sequence[Submission[P, R]], A]] = deque()
-        """Answers that the callers have not received yet, each with its submissions."""
+        """Responses that the callers have not received yet, each with its submissions."""
         self._bytes = 0
         self._count = 0
         self._turn = asyncio.Lock()
         """The first append that waits for room holds this lock; others wait for it in order."""
         self._waiting_count = 0
         self._posted: list[Submission[P, R]] = []
-        """Submissions of other threads that are not queued yet."""
+        """Submissions from other threads that are not queued yet."""
         self._posted_bytes = 0
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # Other threads may call these methods too; the caller of `post` and `collect` holds the portal's lock.
+    # Other threads may call these methods too. `post` and `collect` require the portal's lock.
 
     @property
     def deadline_s(self) -> float:
-        """Seconds that one append may take, from the call to its end."""
+        """Maximum seconds for one append, from the call to its end."""
         return self._transport.deadline_s
 
     def checked(self, payloads: Sequence[P], expect: int | None = None) -> tuple[Sequence[P], int]:
-        """The payloads, in a sequence that the caller can't change, and their size.
+        """Return the payloads as a sequence that the caller can't change, and their total size.
 
         Raises: TypeError, ValueError for payloads that can't be sent.
         """
         given = tuple(payloads)
         if not given:
-            raise ValueError("nothing to append")
+            raise ValueError("nothing to append: pass at least one entry or record")
         if expect is not None:
             checks.offset("expect", expect)
         if len(given) == 1:
@@ -162,7 +161,7 @@ class Batcher(Generic[P, A, R]):
         return not queued or queued + size <= self._limits.queued_bytes_max
 
     def post(self, submission: Submission[P, R]) -> bool:
-        """Keep a submission for `collect`. Returns whether it is the only one kept."""
+        """Store a submission until `collect` is called. Returns whether it is the only stored one."""
         self._posted.append(submission)
         self._posted_bytes += submission.size
         return len(self._posted) == 1
@@ -195,7 +194,7 @@ class Batcher(Generic[P, A, R]):
     def append(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
     ) -> Awaitable[R]:
-        """Queue an append; the awaitable ends once it is durable. Avoids coroutines if possible."""
+        """Queue an append; the awaitable ends once the append is durable. Avoids coroutines if possible."""
         submission, done = self._submission(payloads, expect, is_alone=is_alone)
         if not self.has_room(submission.size):
             return self._append_with_room(submission, done)
@@ -225,7 +224,7 @@ class Batcher(Generic[P, A, R]):
                     await self._drained.wait()
         except TimeoutError:
             raise errors.ConnectionLost(
-                "the appends before this one took the whole deadline", outcome=errors.NOT_DONE
+                "earlier appends used up the deadline of this append", outcome=errors.NOT_DONE
             ) from None
         finally:
             self._waiting_count -= 1
@@ -347,7 +346,7 @@ class Batcher(Generic[P, A, R]):
         return None
 
     async def _answered(self, taken: Sequence[Submission[P, R]], answer: A, count: int) -> None:
-        """End submissions with their shares of an answer. If at least half as many payloads are
+        """Complete submissions with their shares of a response. If at least half as many payloads are
         queued, the next request is sent first, and the callers continue while the gateway works.
         Otherwise the callers continue first, and may append more to the next request.
         """
@@ -359,15 +358,15 @@ class Batcher(Generic[P, A, R]):
         await asyncio.sleep(0)
 
     def _share_out(self) -> None:
-        """End all submissions that have an answer, in the order of the calls."""
+        """Complete all submissions whose response has arrived, in the order of the calls."""
         while self._answers:
             taken, answer = self._answers[0]
             try:
                 self._give(taken, answer)
             except Exception as error:  # noqa: BLE001 - a defect, which must not leave a caller waiting
                 self._broke(taken, error)
-            # Removed only now: a thread's callback may end the loop's thread, which then ends the
-            # remaining submissions.
+            # Removed only now, because a thread's callback may end the loop's thread, which then
+            # completes the remaining submissions.
             self._answers.popleft()
 
     def _give(self, taken: Sequence[Submission[P, R]], answer: A) -> None:
@@ -379,7 +378,7 @@ class Batcher(Generic[P, A, R]):
             index += count
 
     def _broke(self, taken: Sequence[Submission[P, R]], error: BaseException) -> None:
-        """After a defect of the client, end the sent and the queued submissions."""
+        """Fail all sent and queued submissions after a bug in the client."""
         log.error("batching-broke", exc_info=error)
         cause = errors.ClientBroke(f"the client failed while an append was under way: {error!r}")
         cause.__cause__ = error
@@ -412,7 +411,7 @@ class Batcher(Generic[P, A, R]):
 
 def _not_sent(cause: errors.QuorumLogError) -> errors.QuorumLogError:
     error = cause.with_outcome(errors.NOT_DONE)
-    error.add_note("not sent: the append before it failed")
+    error.add_note("not sent, because the append before it failed")
     return error
 
 

@@ -18,12 +18,12 @@ def check_process(pid: int) -> None:
     """
     if os.getpid() != pid:
         raise ClientClosed(
-            "the client was opened before the fork of this process: open another one"
+            "the client was opened before this process was forked: open a new client"
         )
 
 
 def text(name: str, value: object) -> str:
-    """Check for a str that UTF-8 can encode. Raises: TypeError, ValueError, as all checks here."""
+    """Return `value` if it is a str that UTF-8 can encode. All checks raise TypeError or ValueError."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     if not value.isascii():
@@ -35,32 +35,32 @@ def text(name: str, value: object) -> str:
 
 
 def token(value: object) -> str:
-    """Check an access token, and return it. No error message contains the token."""
+    """Return `value` if it is a valid access token. No error message contains the token."""
     if not isinstance(value, str):
         raise TypeError(f"token must be a str, not {type(value).__name__}")
     if not value.isascii() or not value.isprintable() or " " in value or not value:
-        raise ValueError("token must be ASCII without spaces and line ends")
+        raise ValueError("token must be non-empty ASCII without spaces or line breaks")
     return value
 
 
 def octets(name: str, value: object) -> bytes:
-    """Check for a payload of type bytes, which can't change while it waits to be sent."""
+    """Return `value` if it is bytes. Other types could change while they wait to be sent."""
     if not isinstance(value, bytes):
         raise TypeError(f"{name} must be bytes, not {type(value).__name__}")
     return value
 
 
 def whole(name: str, value: object) -> int:
-    """Check for an int that is not a bool, and return it."""
+    """Return `value` if it is an int and not a bool."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     return value
 
 
 def offset(name: str, value: object) -> int:
-    """Check for an entry id, an offset or a count, which is an int from 0 to 2**63 - 1."""
+    """Return `value` if it is an int from 0 to 2**63 - 1, as entry ids, offsets and counts are."""
     if not 0 <= whole(name, value) < 1 << 63:
-        raise ValueError(f"{name} must be 0 to 2**63 - 1, not {whole(name, value):.4g}")
+        raise ValueError(f"{name} must be between 0 and 2**63 - 1, not {whole(name, value):.4g}")
     return whole(name, value)
 
 
@@ -75,16 +75,16 @@ def maybe_text(name: str, value: object) -> str | None:
 
 
 def conditions(headers: object) -> dict[str, str]:
-    """Check for None or a mapping of texts, and return it as parameters of a query."""
+    """Return conditions on headers (a mapping of str to str, or None) as query parameters."""
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        raise TypeError(f"headers must be a mapping of str, not {type(headers).__name__}")
+        raise TypeError(f"headers must be a mapping of str to str, not {type(headers).__name__}")
     return {f"header[{text('a name', n)}]": text("a value", v) for n, v in headers.items()}
 
 
 def seconds(name: str, value: object) -> float:
-    """Check for a number of seconds above 0, and return it."""
+    """Return `value` if it is a number of seconds above 0."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
     if not value > 0:
@@ -93,7 +93,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def texts(name: str, values: object) -> Mapping[str, str]:
-    """Check for a mapping of str to str, and return it."""
+    """Return `values` if it is a mapping of str to str."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{name} must be a mapping of str to str, not {type(values).__name__}")
     for key, value in values.items():
@@ -103,14 +103,14 @@ def texts(name: str, values: object) -> Mapping[str, str]:
 
 
 def several(name: str, values: Sequence[T]) -> Sequence[T]:
-    """Check for a sequence that is not a single str or bytes object by mistake."""
+    """Return `values` if it is a sequence, but not a single str or bytes object."""
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
         raise TypeError(f"{name} must be a list, not {type(values).__name__}")
     return values
 
 
 def names(name: str, values: Sequence[str]) -> Sequence[str]:
-    """Check for a sequence of str, and return it as a list."""
+    """Return `values` as a list if it is a sequence of str."""
     return [text(f"each of {name}", value) for value in several(name, values)]
 
 
@@ -129,17 +129,17 @@ def json_of(fields: Mapping[str, object]) -> bytes:
 
 
 def header_value(name: str, value: object) -> str:
-    """Check for a str that is allowed as the value of an HTTP header, and return it."""
+    """Return `value` if it is a str that an HTTP header may contain."""
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in text(name, value)):
-        raise ValueError(f"{name} has a control character, and is sent in an HTTP header")
+        raise ValueError(f"{name} is sent in a header: remove control characters")
     return text(name, value)
 
 
 def gateway_url(value: object) -> str:
-    """Check the URL of a gateway, and return it without a slash at the end."""
+    """Return the URL of a gateway without a slash at the end, if it is valid."""
     given = text("the URL of a gateway", value).strip()
     if not _is_gateway_url(given):
-        raise ValueError(f"{given!r} is not a URL of a gateway: write http://host:port")
+        raise ValueError(f"{given!r} is not a gateway URL: use http://host:port")
     return given.rstrip("/")
 
 

@@ -14,12 +14,12 @@ from quorumlog.client.transaction import Transaction
 from quorumlog.client.transport import Transport
 
 Shown = dict[str, Any]
-"""A JSON object of the API, unchanged: members that a newer server adds are kept."""
+"""A JSON object as the API returned it, including members that a newer server adds."""
 
 
 class Client:
     """The client of one cluster's gateways. Use it in `async with`: the end of the block waits for
-    appends that are under way, or cancels them after an exception.
+    appends that are under way, or cancels them if the block raised an exception.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Client:
             "DELETE",
             f"/v1/ledgers/{checks.offset('ledger_id', ledger_id)}",
             headers=with_password(password),
-            # A retry would get 404, and could not know whether this caller deleted the ledger.
+            # A retry that gets 404 could not know whether this caller's request deleted the ledger.
             is_repeatable=False,
         )
 
@@ -199,7 +199,7 @@ class Client:
         return bookies
 
     async def cluster(self) -> ClusterInfo:
-        """Every service with its state, and the ledgers that are under-replicated."""
+        """The state of every service, and the under-replicated ledgers."""
         return cast("ClusterInfo", await self._transport.call("GET", "/v1/cluster"))
 
     async def create_token(
@@ -222,7 +222,7 @@ class Client:
             "expires_in_s": expires_in_s,
             "quotas": quotas,
         }
-        # If the response is lost, the token is listed, but useless: its secret is unknown.
+        # If the response is lost, the token exists, but is useless because its secret is lost.
         return await self._transport.call("POST", "/v1/tokens", wanted)
 
     async def tokens(self) -> Sequence[Shown]:
@@ -236,7 +236,7 @@ class Client:
         await self._transport.request("DELETE", path, is_repeatable=False)
 
     def audit(self, *, since: str | None = None, target: str | None = None) -> Paged[Shown]:
-        """The audit trail, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
+        """The audit trail, in order. `since`: a time in RFC 3339; `target`: for example `logs/events`."""
         return self._paged("audit", since=since, target=target)
 
     def consumers(self, *, log: str | None = None, prefix: str | None = None) -> Paged[Shown]:

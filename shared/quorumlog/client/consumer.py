@@ -19,10 +19,10 @@ from quorumlog.client.transport import Transport
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 1.0
-"""Longest interval at which a waiting worker requests the lease (chosen by judgement)."""
+"""Maximum interval between lease requests of a waiting worker (chosen by judgement)."""
 _LOST: Final = (errors.LeaseLost, errors.LogReplaced, errors.NoSuchConsumer)
 _started_us: int
-"""Start or fork time of this process. Of processes with one `holder`, the latest has the lease."""
+"""Start or fork time of this process. If processes share a `holder`, the latest has the lease."""
 
 
 def _start() -> None:
@@ -43,7 +43,7 @@ class Consumer:
     log's end. `commit` marks the records that the loop has received as processed. Uncommitted
     records are delivered again, to this worker or to the next one.
 
-    Invariant: a record is delivered only while the worker holds the lease by this process's clock.
+    Invariant: a record is delivered only while the worker holds the lease according to its clock.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Consumer:
         self._transport, self._path, self._read = transport, path, read
         self._next = 0
         self._created_at: str | None = None
-        """When the log was created. An offset means nothing in a later log with the same name."""
+        """When the log was created. Its offsets are not valid in a later log with the same name."""
         self._held_until = 0.0
         self._lost: errors.QuorumLogError | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class Consumer:
             with contextlib.suppress(errors.QuorumLogError):  # the lease expires by itself
                 path = f"{self._path}/lease"
                 await self._transport.change_consumer("DELETE", path, headers=self._fencing)
-        self._lost = errors.LeaseLost(f"{self.name} has let its lease go")
+        self._lost = errors.LeaseLost(f"{self.name} has released its lease: enter `with` again")
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
         """Yield each record from the committed offset on, and wait for more. Raises: LeaseLost."""
@@ -144,8 +144,8 @@ class Consumer:
                     yield record
 
     def records(self, *, follow: bool = True) -> Paged[LogRecord]:
-        """Yield the records after the last one passed to `taken`, until the log is closed, or until
-        its end without `follow`. Call `taken` with the last processed one before `commit`.
+        """Yield the records after the last record passed to `taken`, until the log is closed or, without
+        `follow`, until its end. Before `commit`, call `taken` with the last processed record.
         """
         return Paged(self._pages(follow=follow))
 

@@ -74,7 +74,7 @@ class Ledger:
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> Appended:
-        """Append entries under consecutive ids. After an unknown outcome, a prefix may exist."""
+        """Append entries with consecutive ids. After an unknown outcome, the first ones may exist."""
         return await self.batcher.append(checks.several("payloads", payloads), expect)
 
     async def flush(self) -> None:
@@ -146,7 +146,7 @@ class Ledger:
             first = page.next
 
     def tail(self, first: int = 0) -> Paged[Entry]:
-        """Follow the ledger until it is closed, with new entries once confirmed. Does not fence."""
+        """Yield entries, including new ones once confirmed, until the ledger is closed. Never fences."""
         return Paged(self._tail(checks.offset("first", first)))
 
     async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:
@@ -171,8 +171,8 @@ class Ledger:
         return await self._call("POST", "/close")
 
     async def recover(self, *, declare_lost: Sequence[str] = ()) -> dict[str, Any]:
-        """Recover the ledger, whose writer may be gone: fence, read forward, close. Every caller
-        gets the same last entry. `declare_lost`: bookies that never come back. If it names any, the
+        """Recover a ledger whose writer may be gone: fence it, read to its end, close it. Every caller
+        gets the same last entry. `declare_lost`: bookies that never come back. If you name any, the
         recovered ledger may lack entries.
         """
         named = checks.names("declare_lost", declare_lost)
@@ -194,8 +194,8 @@ class Ledger:
         """Give up entries first..last of a closed ledger for ever: reads of these entries raise
         EntryLost.
 
-        Raises: LossNotProven unless every bookie that could hold the entries answers that it does
-        not. Bookies in `declare_lost` are gone for ever, and need not answer.
+        Raises: LossNotProven unless every bookie that could store the entries reports that it lacks
+        them. Bookies in `declare_lost` are gone for ever, and need not respond.
         """
         wanted = {
             "first": checks.offset("first", first),

@@ -40,7 +40,7 @@ from quorumlog.errors import KeyScanLimit, NoSuchKey, StaleProducer
 
 
 class Log:
-    """A handle of a log, with its name, appends under way and, after `open`, a writer token."""
+    """A handle of a log. It keeps the name, appends under way and, after `open`, a writer token."""
 
     name: str
     writer_token: int | None
@@ -90,10 +90,9 @@ class Log:
         epoch: int | None = None,
         since: int | None = None,
     ) -> Producer:
-        """A producer, which appends exactly once whatever process dies. A producer with a higher
-        epoch fences older producers with the same id. The default epoch is the wall clock's time in
-        ms, but at least one more than the epoch that fenced a producer of this client, in case the
-        clock was set back.
+        """A producer, whose appends are exactly-once even if processes fail. A producer with a
+        higher epoch fences older producers with the same id. The default epoch is the current time
+        in ms, but always higher than the epoch that fenced a producer of this client.
 
         `since`: the log's `next_offset` before the producer with this id and epoch sent its first
         request. With the default epoch, the first append reads `since` from the log. A caller that
@@ -114,7 +113,7 @@ class Log:
         )
 
     async def _end(self, end: float | None = None) -> tuple[int, str]:
-        """The log's next offset and time of creation. `end`: deadline, in the loop's time."""
+        """The log's next offset and time of creation. `end`: deadline, on the loop's clock."""
         answer = await self._transport.request("GET", self._path, is_repeatable=True, end=end)
         shown = answer.json()
         return int(shown["next_offset"]), str(shown["created_at"])
@@ -170,13 +169,13 @@ class Log:
         """Read records from `start` on, as many as one response holds.
 
         `start`: an offset; -N for N offsets before the end; or a datetime, for the first record
-        that was appended then or later. If -N or the datetime lies before the first record, the
-        read begins with the first record; if the datetime lies after the last record, at the log's
-        end. `wait_ms`: how long the server may wait for a new record at the tail. `created_at`:
-        from the previous page, to continue in the same log. `key`, `key_prefix`, `headers`: return
-        only records with this key, with a key that begins so, and with all these headers. The
-        server looks at 16 MiB of records for one page, so a page may be empty before the log's end;
-        its `next` shows how far the server has looked.
+        appended at that time or later. If -N or the datetime lies before the first record, the read
+        begins with the first record. If the datetime lies after the last record, the read begins at
+        the log's end. `wait_ms`: how long the server may wait for a new record at the tail.
+        `created_at`: from the previous page, to continue in the same log. `key`, `key_prefix`,
+        `headers`: return only records with this key, with a key that begins with this text, and
+        with all of these headers. The server scans up to 16 MiB of records for one page, so a page
+        may be empty before the log's end. `next` is the offset at which the scan stopped.
 
         Raises: LogReplaced if the log was deleted and created again since; OffsetBeyondEnd;
         OffsetTruncated.
@@ -229,7 +228,7 @@ class Log:
         headers: Mapping[str, str] | None = None,
     ) -> Paged[LogRecord]:
         """The records that are confirmed when the iteration begins, in order. `key`, `key_prefix`,
-        `headers`, and raises: as `read`.
+        `headers` and errors: as for `read`.
         """
         checks.maybe_text("key", key), checks.maybe_text("key_prefix", key_prefix)
         checks.conditions(headers)
@@ -260,7 +259,7 @@ class Log:
     ) -> Paged[LogRecord]:
         """Follow the log: all records in order, and new records as they are confirmed, until the
         log is closed. A tail never fences. `key`, `key_prefix`, `headers`: as in `read`. Raises: as
-        `read`; LogReplaced before any record of a log created later.
+        `read`; LogReplaced, rather than yield records of a later log with the same name.
         """
         checks.maybe_text("key", key), checks.maybe_text("key_prefix", key_prefix)
         checks.conditions(headers)
@@ -279,14 +278,14 @@ class Log:
                 return
 
     async def get(self, key: str) -> LogRecord | None:
-        """The newest record of a key; None if no record that was confirmed before the call has it,
-        or if the newest one is a tombstone. In a URL a key is UTF-8, and neither empty nor `.` nor
-        `..`: a `table` has all keys.
+        """The newest record of a key, or None if it is a tombstone, or if no record that was
+        confirmed before the call has the key. The key is sent in a URL, so it must be UTF-8, and not
+        empty, `.` or `..`; a `table` supports all keys.
 
         Raises: KeyScanLimit if the ledgers without an index are too large for the deadline.
         """
         if checks.text("a key", key) in ("", ".", ".."):
-            raise ValueError(f"the key {key!r} can't be in a URL: use `read` or `table`")
+            raise ValueError(f"the key {key!r} can't be sent in a URL: use `read` or `table`")
         path = f"{self._path}/keys/{quote(key, safe='')}"
         params: dict[str, str | int | None] = {}
         end = asyncio.get_running_loop().time() + self._transport.deadline_s
@@ -307,9 +306,9 @@ class Log:
 
     def keys(self, prefix: str = "") -> Paged[bytes]:
         """The keys of the records that are confirmed when the iteration begins, each once, in the
-        order of their first records. `prefix`: only keys that begin with this text. The keys that
-        were listed are kept in memory. A key whose tombstone is read later than its record, in
-        another page, is listed; `get` shows that it is deleted.
+        order of their first records. `prefix`: only keys that begin with this text. Listed keys are
+        kept in memory. A deleted key is listed if its tombstone is on a later page than its record;
+        `get` returns None for such a key.
         """
         return Paged(self._keys(checks.text("prefix", prefix)))
 
@@ -347,9 +346,9 @@ class Log:
         committed offset.
 
         `start`: where a consumer without a committed offset begins. `holder`: this worker's name. A
-        later process with the same name takes over the lease at once; other workers get it after
-        `lease_s` of silence. `wait_s`: how long to wait for the lease; None waits as long as it
-        takes, 0 does not wait.
+        later process with the same name takes over the lease at once; other workers get it
+        `lease_s` after its last renewal. `wait_s`: how long to wait for the lease; None waits as
+        long as it takes, 0 does not wait.
         """
         path = self._consumer(name)
         return Consumer(self._transport, path, self.read, name, start, holder, lease_s, wait_s)
@@ -364,7 +363,7 @@ class Log:
         return cast("ConsumerInfo", await self._transport.call("GET", self._consumer(name)))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Set a consumer's committed offset. Its worker loses the lease. `to`: like `start` of
+        """Set a consumer's committed offset. Its worker loses the lease. `to`: as `start` in
         `read`.
 
         Raises: NoSuchConsumer.
@@ -381,7 +380,7 @@ class Log:
         return f"{self._path}/consumers/{quote(checks.text('a consumer name', name), safe='')}"
 
     def queue(self, name: str) -> Queue:
-        """The work queue `name` of this log, which `Queue.create` creates."""
+        """A handle of the work queue `name` of this log. `Queue.create` creates the queue."""
         path = f"{self._path}/queues/{quote(checks.text('a queue name', name), safe='')}"
         return Queue(self._transport, path, name)
 
@@ -413,7 +412,7 @@ class Log:
         """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result.
 
         `created_at`: the log's time of creation, from `info` or a page. Raises: LogReplaced if the
-        log now has another.
+        log was created at another time.
         """
         wanted = {"before": checks.offset("before", before)}
         return await self._call("POST", "/truncate", wanted, created_at=created_at)
@@ -421,8 +420,8 @@ class Log:
     async def archived(
         self, through: int, *, expect: int | None = None, created_at: str | None = None
     ) -> dict[str, Any]:
-        """Record that all records below an offset are archived elsewhere; retention keeps the
-        others.
+        """Record that all records below an offset are archived elsewhere; retention keeps all later
+        records.
 
         `expect`: the current `archived_through`, or else VersionConflict is raised; `created_at`:
         as for `truncate`. Raises: VersionConflict, InvalidRequest, LogReplaced.
@@ -455,8 +454,8 @@ class Log:
     ) -> dict[str, Any]:
         """Change the given limits; 0 removes a limit. The new limits take effect within seconds.
 
-        `if_version`: raise VersionConflict unless the log still has this `version` (of `info`),
-        which a roll or a new owner changes too. `created_at`: as for `truncate`.
+        `if_version`: raise VersionConflict unless the log still has this `version` (from `info`).
+        A roll and a new owner also change the version. `created_at`: as for `truncate`.
         """
         limits = {
             "roll_bytes": roll_bytes,
@@ -475,7 +474,7 @@ class Log:
         if cleanup_policy is not None:
             given["cleanup_policy"] = checks.text("cleanup_policy", cleanup_policy)
         if not given:
-            raise ValueError("no limit is given: name at least one to change")
+            raise ValueError("no limits given: pass at least one limit to change")
         headers = {}
         if if_version is not None:
             headers["If-Match"] = f'"{checks.offset("if_version", if_version)}"'
@@ -484,7 +483,7 @@ class Log:
     async def protect(
         self, *, deletion_protection: bool = True, created_at: str | None = None
     ) -> dict[str, Any]:
-        """Set the protection from deletion, truncation and overwriting.
+        """Protect the log from deletion, truncation and overwriting, or remove the protection.
 
         `created_at`: as for `truncate`.
         """
@@ -504,7 +503,7 @@ class Log:
         created_at: str | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """Like `Transport.call`. A log with another `created_at` rejects the request."""
+        """Like `Transport.call`, but a log with another `created_at` rejects the request."""
         url, params = self._path + path, _meant(created_at)
         return await self._transport.call(method, url, value, params=params, **more)
 

@@ -40,7 +40,7 @@ class _Submitted(Future[T]):
 
 
 class Portal:
-    """Runs coroutines for other threads and returns the results. Any thread may call.
+    """Runs coroutines for other threads and returns the results. Any thread may use a portal.
 
     Invariants: however the portal's thread ends, all of its work ends too. Once `_is_open` is
     False, the event loop gets no more work, and every task is cancelled. A forked child has no
@@ -62,7 +62,7 @@ class Portal:
         """Start the thread, which enters `inner`. The thread does not keep the process alive."""
         if self._is_open:
             self._check_process()
-            raise RuntimeError("the client is open already")
+            raise RuntimeError("the client is already open")
         self._loop = asyncio.new_event_loop()
         self._inner = inner
         self._thread = threading.Thread(target=self._work, name="quorumlog-client", daemon=True)
@@ -78,7 +78,7 @@ class Portal:
         """Run a coroutine and return its result. If the wait is interrupted (Ctrl-C), cancel the
         coroutine.
 
-        Raises: what the coroutine raises; ClientClosed before `open`, after `close`, and in a
+        Raises: the coroutine's exceptions; ClientClosed before `open`, after `close`, and in a
         forked child.
         """
         try:
@@ -98,8 +98,8 @@ class Portal:
             raise
 
     def submit(self, batcher: Batcher[P, Any, T], payloads: Sequence[P]) -> Future[T]:
-        """Submit an append: `Batcher.submit` for threads. It waits for the event loop only while
-        the queue is full. One wake-up of the loop serves all submissions that threads post until
+        """Submit an append from a thread, like `Batcher.submit`. Waits for the event loop only while
+        the queue is full. One wake-up of the loop handles all submissions that threads post until
         the loop runs.
         """
         given, size = batcher.checked(payloads)
@@ -166,7 +166,7 @@ class Portal:
         if not self._is_open or self._thread is None or not self._thread.is_alive():
             raise ClientClosed("the client is not open: use it inside `with`")
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a callback of the client's own thread can't wait for the client")
+            raise RuntimeError("a callback of the client can't make blocking calls to the client")
 
     def _work(self) -> None:
         """The thread's body: run the event loop, and end all tasks however the loop ends."""
@@ -184,7 +184,7 @@ class Portal:
 
 
 class Face(Generic[T]):
-    """A synchronous object, made of an asynchronous object and the portal that runs its methods."""
+    """A synchronous object: wraps an asynchronous object and the portal that runs its methods."""
 
     def __init__(self, portal: Portal, inner: T) -> None:
         """Only a client or another synchronous object calls this."""

@@ -1,4 +1,4 @@
-"""Producers: exactly-once appends to a log, whatever process dies."""
+"""Producers: exactly-once appends to a log, even if processes fail."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,7 +15,7 @@ class Unsettled(
     QuorumLogError,
     code="unsettled",
     status=409,
-    title="The request before this one is not settled",
+    title="The previous request is not settled",
     outcome=NOT_DONE,
     travels=False,
 ):
@@ -129,7 +129,7 @@ class Producer:
             self._open = call
             unknown = error.with_outcome(UNKNOWN)
             unknown.add_note(
-                f"request {self.seq} may have been done: append the same records again, or call settle"
+                f"request {self.seq} may have succeeded: append the same records again, or call settle"
             )
             raise unknown from error
         except BaseException:

@@ -23,7 +23,7 @@ class Job:
 
     record: LogRecord
     attempt: int
-    """How often the record was given to a worker, including this time."""
+    """Number of deliveries of the record, including this one."""
     claim: int
     """The token of the claim, which settles the record."""
 
@@ -40,7 +40,7 @@ class RefusedJob:
 
 
 class Queue:
-    """A handle of a work queue of a log."""
+    """A handle of a log's work queue."""
 
     name: str
 
@@ -65,9 +65,9 @@ class Queue:
     ) -> QueueInfo:
         """Create the queue, or change its settings. A new queue begins with the record at `start`.
 
-        `max_attempts`: how often a record is given before it goes to `dead_letter_log`, which must
-        exist. `order`: with `key`, the records of a key are given in order, one at a time. Raises:
-        QueueExists if a setting can't be changed; NoSuchLog.
+        `max_attempts`: deliveries of a record before it moves to `dead_letter_log`, which must
+        exist. `order`: with `key`, the records of a key are delivered in order, one at a time.
+        Raises: QueueExists if a setting can't be changed; NoSuchLog.
         """
         wanted = {
             "lease_ms": round(checks.seconds("lease_s", lease_s) * 1000),
@@ -85,8 +85,8 @@ class Queue:
         return cast("QueueInfo", await self._transport.call("GET", self._path))
 
     async def delete(self, *, version: int | None = None) -> None:
-        """Delete the queue and its progress, if its settings have the `version`. Raises:
-        NoSuchQueue, VersionConflict.
+        """Delete the queue and its progress. Raises: VersionConflict if the settings do not have the
+        given `version`; NoSuchQueue.
         """
         headers = {} if version is None else {"If-Match": f'"{version}"'}
         await self._transport.call("DELETE", self._path, headers=headers, is_repeatable=False)
@@ -97,7 +97,7 @@ class Queue:
         """Claim up to `count` records, and wait up to `wait_s` while there are none. The request
         first acknowledges the jobs in `done`, but unlike `ack` it does not return refused jobs.
 
-        If the response is lost, the records are given again after the lease. Raises: NoSuchQueue.
+        If the response is lost, the records are delivered again after the lease. Raises: NoSuchQueue.
         """
         wanted = {"max": checks.offset("count", count), "wait_ms": round(wait_s * 1000)}
         body = checks.json_of(wanted | {"ack": _parts(done)})
@@ -114,14 +114,14 @@ class Queue:
         return await self._settle("ack", jobs, {})
 
     async def nak(self, *jobs: Job, delay_s: float = 0.0, reason: str = "") -> list[RefusedJob]:
-        """Give jobs back. Workers may get the records again after `delay_s`. If a record was given
-        too often, its dead letter has the `reason`. Returns the refused jobs.
+        """Return jobs to the queue. Workers may get the records again after `delay_s`. If a record has
+        used all its attempts, its dead letter has the `reason`. Returns the refused jobs.
         """
         more = {"delay_ms": round(delay_s * 1000), "reason": reason[:500].replace("\0", "")}
         return await self._settle("nak", jobs, more)
 
     async def extend(self, *jobs: Job) -> list[RefusedJob]:
-        """Extend the claims of jobs to a whole lease from now on. Returns the refused jobs."""
+        """Extend the claims of jobs to a full lease from now on. Returns the refused jobs."""
         return await self._settle("extend", jobs, {})
 
     async def redrive(self, count: int = 100) -> int:
@@ -145,10 +145,10 @@ class Queue:
         ]
 
     def jobs(self, concurrency: int = 1, *, wait_s: float | None = None) -> Paged[Job]:
-        """Yields jobs forever, or until there was no job for `wait_s`. When the loop asks for the
-        next job, the previous job is acknowledged, unless the loop has settled it. If an exception
-        or `break` ends the loop, the current job and the jobs that were claimed ahead are given
-        back. Claims are extended while the loop runs.
+        """Yield jobs forever, or until no job arrives for `wait_s`. The loop acknowledges each job when
+        it takes the next one, unless the job is settled already. If an exception or `break` ends the
+        loop, the current job and the jobs that were claimed ahead return to the queue. Claims are
+        extended while the loop runs.
 
         `concurrency`: how many records are claimed at a time. Each task or thread may run its own
         loop.
@@ -164,7 +164,7 @@ class Queue:
 
 
 def _parts(jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Jobs in the form of the API: grouped by claim."""
+    """Group jobs by claim, as the API expects."""
     parts: dict[int, list[int]] = {}
     for job in jobs:
         parts.setdefault(job.claim, []).append(job.record.offset)
@@ -173,11 +173,11 @@ def _parts(jobs: Iterable[Job]) -> list[dict[str, Any]]:
 
 class Worker:
     """Claims the jobs of one loop, extends their claims, and acknowledges each job when the loop
-    asks for the next one.
+    takes the next one.
     """
 
     def __init__(self, queue: Queue, concurrency: int, wait_s: float | None) -> None:
-        """`wait_s`: how long to wait for a job; None: forever."""
+        """`wait_s`: how long to wait for a job; None waits forever."""
         self._queue, self._count = queue, checks.offset("concurrency", concurrency)
         self._wait_s = wait_s
         self._ahead: deque[Job] = deque()
@@ -185,7 +185,7 @@ class Worker:
         self._extending: asyncio.Task[None] | None = None
 
     async def next(self) -> Job | None:
-        """Acknowledge the job that was returned last, and return the next; None after `wait_s`."""
+        """Acknowledge the previous job, and return the next one, or None if none arrives for `wait_s`."""
         done, self._job = [] if self._job is None else [self._job], None
         if self._ahead:
             await self._queue.ack(*done)
@@ -214,7 +214,7 @@ class Worker:
                     self._ahead.remove(job)
 
     async def close(self) -> None:
-        """Give back the current job, and all jobs that were claimed ahead."""
+        """Return the current job, and all jobs that were claimed ahead, to the queue."""
         if self._extending is not None:
             self._extending.cancel()
             await asyncio.gather(self._extending, return_exceptions=True)

@@ -19,11 +19,11 @@ FRAMES: Final = "application/vnd.quorumlog.frames"
 _LENGTH: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">QI")
 _RECORD_BYTES: Final = 64
-"""Bytes that a record counts beyond key and value, so that queued empty records are bounded."""
+"""Bytes counted per record in addition to key and value, which bounds queued empty records."""
 
 Start = int | Literal["earliest", "latest"] | datetime
-"""Where a read begins: at an offset from 0 on, at N offsets before the end (-N), at `earliest` or
-`latest`, or at a time with its time zone, which means the first record that was appended then or
+"""Where a read begins: an offset from 0 on, N offsets before the end (-N), `earliest`, `latest`, or
+a datetime with a time zone. A datetime selects the first record that was appended at that time or
 later (by the log's append times).
 """
 
@@ -77,7 +77,7 @@ class Record:
         if self.value is not None:
             checks.octets("a record's value", self.value)
         elif self.key is None:
-            raise ValueError("a record without a value needs a key")
+            raise ValueError("a record without a value (a tombstone) must have a key")
         if self.key is not None:
             checks.octets("a record's key", self.key)
         checks.maybe_offset("a record's ttl_s", self.ttl_s)
@@ -108,7 +108,7 @@ class LogRecord:
 class LogAppended:
     """The result of an append: its records are durable.
 
-    `is_duplicate`: an earlier request appended them.
+    `is_duplicate`: an earlier request appended the records.
     """
 
     first_offset: int
@@ -132,8 +132,8 @@ class LogPage:
 
 
 def encoded(records: Sequence[bytes | Record], noun: str = "records") -> tuple[str, bytes]:
-    """The content type and the body of an append: frames for records of only values, else JSON with
-    the member `noun`.
+    """The content type and the body of an append: frames if all records are plain values, otherwise
+    JSON with the records in the member `noun`.
 
     The caller has checked the records with `size_of`.
     """
@@ -189,7 +189,7 @@ def record_of(entry: Mapping[str, Any]) -> LogRecord:
 
 
 def checked_start(start: Start) -> Start:
-    """Check where a read begins, and return it. Raises: TypeError, ValueError."""
+    """Check the start of a read, and return it. Raises: TypeError, ValueError."""
     if isinstance(start, str):
         if start not in ("earliest", "latest"):
             raise ValueError(
@@ -201,12 +201,12 @@ def checked_start(start: Start) -> Start:
             raise ValueError(f"start must be a datetime with a time zone, not {start!r}")
         return start
     if not -(1 << 63) < checks.whole("start", start) < 1 << 63:
-        raise ValueError(f"start must be -2**63 + 1 to 2**63 - 1, not {start:.4g}")
+        raise ValueError(f"start must be between -2**63 + 1 and 2**63 - 1, not {start:.4g}")
     return start
 
 
 def shown_start(start: Start) -> int | str:
-    """Format where a read begins as a request's parameter."""
+    """Format the start of a read as a request parameter."""
     return start.isoformat() if isinstance(start, datetime) else start
 
 
@@ -231,7 +231,7 @@ def entries_of(body: bytes) -> list[Entry]:
 async def ahead(
     pages: AsyncGenerator[Sequence[T], None],
 ) -> AsyncGenerator[Sequence[T], None]:
-    """Yield the same pages, but request each page while the caller handles the page before it."""
+    """Yield the same pages, but fetch each page while the caller handles the previous one."""
 
     async def read() -> Sequence[T] | None:
         return await anext(pages, None)
@@ -249,7 +249,7 @@ async def ahead(
 
 
 def _passed_over(reading: asyncio.Task[Sequence[T] | None]) -> None:
-    """Retrieve the error of a page that is never requested, so that asyncio does not log it."""
+    """Retrieve the error of a prefetched page that nothing awaits, so that asyncio does not log it."""
     if not reading.cancelled():
         reading.exception()
 

@@ -127,7 +127,7 @@ class ConsumerInfo(TypedDict):
 
 
 class QueueInfo(TypedDict):
-    """The current state of a work queue. All records below `floor` are done; `depth` are not."""
+    """The current state of a work queue. Records below `floor` are done; `depth` records are not."""
 
     log: str
     queue: str

@@ -32,8 +32,8 @@ _REST_S: Final = 10.0
 class AppendStream:
     """The socket of one handle, while the handle is busy.
 
-    Invariants: one message is under way at a time. A socket carries no further message after a
-    message was given up, or after the socket received anything but the expected answer.
+    Invariants: one message is under way at a time. A socket carries no further message after the
+    client abandoned a message, or after the socket received anything but the expected answer.
     """
 
     def __init__(self, transport: Transport, path: str) -> None:
@@ -78,13 +78,13 @@ class AppendStream:
     async def send(
         self, message: bytes, end: float, *, is_text: bool = False
     ) -> dict[str, Any] | None:
-        """Send an append and return its answer, as HTTP would. None means: nothing was done, send
+        """Send an append and return its answer, as HTTP would. None means that nothing was done: send
         the append over HTTP.
 
         `end`: the end of the deadline, in the event loop's time. Raises: QuorumLogError, with the
         outcome unknown.
         """
-        assert self._socket is not None, "it is ready"
+        assert self._socket is not None, "the socket must be open: call is_ready first"
         if len(message) > MESSAGE_BYTES_MAX:
             return None
         self._answer = answer = self._loop.create_future()
@@ -166,13 +166,13 @@ class AppendStream:
 def _shown(reported: str | None) -> dict[str, Any]:
     """Parse an answer of a socket. Raises: QuorumLogError if it is an error or malformed."""
     if reported is None:
-        raise ConnectionLost("the socket was closed during an append", outcome=UNKNOWN)
+        raise ConnectionLost("the WebSocket was closed during an append", outcome=UNKNOWN)
     try:
         shown = orjson.loads(reported)
     except orjson.JSONDecodeError:
         shown = None
     if not isinstance(shown, dict):
-        raise ConnectionLost("a socket's answer is not a JSON object", outcome=UNKNOWN)
+        raise ConnectionLost("the answer on the WebSocket is not a JSON object", outcome=UNKNOWN)
     if "code" in shown:
         raise problems.from_document(shown)
     return shown

@@ -15,7 +15,7 @@ class Table:
 
     The table has no records without a key, no keys whose newest record is a tombstone, and no
     records that the log has released. A record stays in the table after it expires. If an error,
-    such as LogReplaced, stops the table from following the log, every method raises it.
+    such as LogReplaced, stops the table from following the log, every method raises that error.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class Table:
     async def caught_up(self) -> None:
         """Wait until the table has all records that were confirmed before this call.
 
-        Raises: LogReplaced if the log's name now belongs to another log than the table follows;
+        Raises: LogReplaced if the log was deleted and created again since the table was opened;
         ValueError outside `with` or `async with`.
         """
         _ = self._following()
         end, created_at = await self._end()
         while self._created_at is None or self._next < end or self._created_at != created_at:
             if self._created_at not in (None, created_at):
-                raise LogReplaced(f"the log was created again at {created_at}")
+                raise LogReplaced(f"the log was created again at {created_at}: open a new table")
             moved = asyncio.create_task(self._moved.wait())
             await asyncio.wait((moved, self._following()), return_when=asyncio.FIRST_COMPLETED)
             moved.cancel()
@@ -92,7 +92,7 @@ class Table:
     def _following(self) -> asyncio.Task[None]:
         self._checked()
         if self._task is None:
-            raise ValueError("the table follows its log inside `with` or `async with`")
+            raise ValueError("the table is not open: use it inside `with` or `async with`")
         return self._task
 
     def snapshot(self) -> Mapping[bytes, LogRecord]:

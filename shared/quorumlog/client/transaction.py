@@ -15,7 +15,7 @@ class TransactionLedger:
     """A ledger of a transaction. One task attempt writes and closes it.
 
     Invariant: one append is under way at a time, and `entries` is the id of the next entry. So the
-    server recognizes a retried append by `expect`, and the entry exists once.
+    server recognizes a retried append by `expect`, and stores the entry only once.
     """
 
     ledger_id: int
@@ -52,14 +52,14 @@ class TransactionLedger:
                 is_repeatable=True,
             )
         except UnexpectedEntryId as error:
-            # An earlier attempt of this call appended the entry: no other writer exists.
+            # An earlier attempt of this call appended the entry, because no other writer exists.
             if error.members.get("next_entry_id") != entry_id + 1:
                 raise
         self.entries = entry_id + 1
         return entry_id
 
     async def close(self) -> dict[str, Any]:
-        """Close the ledger, so that a commit may name it."""
+        """Close the ledger, so that a commit can include it."""
         return await self._transport.call("POST", f"{self._path}/close")
 
 
@@ -85,7 +85,7 @@ class Transaction:
     async def ledger(
         self, *, partition: int | None = None, attempt: int | None = None
     ) -> TransactionLedger:
-        """Create a ledger to write to. Ledgers that the commit does not name are deleted."""
+        """Create a ledger to write to. Ledgers that the commit does not include are deleted."""
         wanted = {"transaction": self.transaction_id, "partition": partition, "attempt": attempt}
         return TransactionLedger(self._transport, await created(self._transport, wanted))
 

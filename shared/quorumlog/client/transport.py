@@ -1,4 +1,4 @@
-"""Requests to whichever gateway responds, with retries where a retry is safe.
+"""Sends requests to a gateway that responds, with retries where a retry is safe.
 
 A retry is safe for one of two reasons only: the request certainly was not done (`outcome`), or
 doing it twice has the same effect as doing it once (`is_repeatable`). A connection that breaks
@@ -31,11 +31,11 @@ from quorumlog.wire import problems
 from quorumlog.wire.outgoing import outgoing
 
 _LEVEL: Final = 1
-"""Level of gzip and zstd: level 2 takes 50 % more CPU to save a tenth (docs/internals/performance.md)."""
+"""Level of gzip and zstd: level 2 takes 50 % more CPU to save another 10 % (docs/internals/performance.md)."""
 _SHORT_BYTES: Final = 1024
 """Shorter bodies are sent uncompressed, because they fit into one packet anyway."""
 _LONG_BYTES: Final = 1 << 20
-"""A thread compresses longer bodies, which would block the event loop for milliseconds."""
+"""Longer bodies are compressed in a thread: compression would block the event loop for milliseconds."""
 
 
 def _packing(coding: object) -> Callable[[bytes], bytes]:
@@ -58,14 +58,14 @@ _log = logging.getLogger(__name__)
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
 _CONNECT_S: Final = 5.0
-"""Timeout of connecting: a dead machine must not use up the deadline (chosen by judgement)."""
+"""Connect timeout, so that a dead machine does not use up the deadline (chosen by judgement)."""
 _ATTEMPT_S: Final = 20.0
-"""How long one gateway may take for a repeatable request, before the next one is tried."""
+"""How long one gateway may take for a repeatable request before the client tries the next one."""
 
 STREAMS_MAX: Final = 32
-"""Most WebSockets of one client, since clients share a gateway's limit of connections."""
+"""Maximum WebSockets of one client, since clients share a gateway's connection limit."""
 _SEEN_S: Final = 5.0
-"""How long a received `Consumers-Version` is sent: much shorter than changes are remembered."""
+"""How long a received `Consumers-Version` is sent. Gateways remember changes much longer."""
 _CROWDED_S: Final = 10.0
 """How long the client opens no sockets after an overload error (chosen by judgement)."""
 _CLOSE_S: Final = 1.0
@@ -73,7 +73,7 @@ _CLOSE_S: Final = 1.0
 
 
 class Way(NamedTuple):
-    """The URL, token and headers of a socket. Other values need another socket."""
+    """The URL, token and headers of a socket. If any value changes, a new socket is needed."""
 
     url: str
     token: str | None
@@ -82,7 +82,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GatewayAnswer:
-    """A gateway's answer that is not an error."""
+    """A gateway's successful response."""
 
     status: int
     headers: Mapping[str, str]
@@ -130,10 +130,10 @@ class Transport:
         self._pid: int
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: set[asyncio.Task[None]] = set()
-        """Tasks that hold a socket each, until they are cancelled."""
+        """Tasks that each keep a socket open until they are cancelled."""
         self._crowded_until = 0.0
         self.epochs: dict[tuple[str, str], int] = {}
-        """The epochs that fenced producers of this client, by path of the log and producer id."""
+        """Epochs that fenced this client's producers, by log path and producer id."""
         self._seen = (0, 0.0)
         """The last `Consumers-Version`, and the time of its response."""
 
@@ -157,7 +157,7 @@ class Transport:
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            # Also if the wait itself is cancelled: nothing may be sent from here on.
+            # Runs even if the wait is cancelled, because nothing may be sent from here on.
             self._cancel()
             session, self._session = self._session, None
             try:
@@ -196,14 +196,14 @@ class Transport:
         return task
 
     def has_room(self, now: float) -> bool:
-        """Whether sockets may be open now. They may not for a while after a gateway rejected a
-        request as overload, since each socket takes a connection; and never with compression, which
-        sockets do not support.
+        """Whether sockets may be open now. Not with compression, which sockets do not support, and
+        not for some seconds after a gateway rejected a request because of overload, since each socket
+        takes a connection.
         """
         return self._pack is None and now >= self._crowded_until
 
     def stream(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Run work that holds a socket until the client ends; None if it has too many sockets."""
+        """Run work that keeps a socket open until the client ends; None if there are too many sockets."""
         if len(self._streams) >= STREAMS_MAX:
             work.close()
             return None
@@ -213,7 +213,7 @@ class Transport:
         return task
 
     def way(self, headers: Mapping[str, str]) -> Way:
-        """The way to open a socket now. Raises: TypeError, ValueError for an unusable token."""
+        """The parameters of a new socket. Raises: TypeError, ValueError for an unusable token."""
         token = None if self._present_token is None else checks.token(self._present_token())
         return Way(self._urls[self._current], token, headers)
 
@@ -222,7 +222,7 @@ class Transport:
         self, path: str, way: Way, protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Open a socket for the block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
-        assert self._session is not None, "the client is open"
+        assert self._session is not None, "the client must be open"
         headers = {**way.headers, **({} if way.token is None else _authorization(way.token))}
         async with asyncio.timeout(_CONNECT_S):
             socket = await self._session.ws_connect(
@@ -247,7 +247,7 @@ class Transport:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Like `call`, for a change of a consumer, which is done only once (rule 32).
+        """Like `call`, for a change of a consumer. The change is applied only once (rule 32).
 
         Raises: as `request`.
         """
@@ -370,7 +370,7 @@ class Transport:
                         raise
                     raise final from raised
                 left_s = end - loop.time()
-                text = "%s: %s; tried again for %.0f s"
+                text = "%s: %s; retrying for %.0f s"
                 _log.log(level, text, error.code, error.detail, left_s, extra={"rest_s": left_s})
                 level = logging.INFO
             await asyncio.sleep(rest_s)
@@ -433,7 +433,7 @@ class Transport:
             # Every response of a gateway has a request id. A proxy's blank page or login form has
             # none, and must not make a delete count as done.
             raise errors.ConnectionLost(
-                f"{url}: the response does not come from a gateway", outcome=errors.UNKNOWN
+                f"{url}: the response is not from a gateway", outcome=errors.UNKNOWN
             )
         return GatewayAnswer(response.status, response.headers, content)
 
@@ -444,9 +444,9 @@ def _authorization(token: object) -> dict[str, str]:
 
 
 def _watched() -> aiohttp.TraceConfig:
-    """Mark a request's outcome as unknown just before its first byte is sent: a request whose
-    deadline ends while it waits for a connection is not done. Also reject redirects of sockets,
-    which would get the password and token. aiohttp has no other switch for these redirects.
+    """Mark a request's outcome as unknown just before its first byte is sent, because a request
+    whose deadline ends while it waits for a connection is not done. Also reject redirects of
+    sockets, which would get the password and token: aiohttp has no other switch for them.
     """
     config = aiohttp.TraceConfig()
 

@@ -1,5 +1,5 @@
-"""Networking that services share: the driver that runs a protocol machine, clients of the other
+"""Networking shared by all services: the driver of a protocol machine, clients of the other
 services, listening, shutdown, health, logs, traces, and operations with their OpenAPI document.
 
-The package may use `protocol` and `wire`, and the SDK does not use it.
+The package may import `protocol` and `wire`. The SDK does not import this package.
 """

@@ -1,14 +1,14 @@
-"""Everything that quorumlog uses of aiohttp beyond aiohttp's public interface.
+"""The only code that depends on private parts of aiohttp.
 
 No other module reads, replaces or overrides a private name of aiohttp.
 `tests/unit/net/test_aiohttp_parts.py` compares the names and behaviour used here with the installed
 aiohttp.
 
-The fast path (`DirectConnection`): aiohttp wakes a connection's task for each request, and that
-task starts another one for the handler. The two tasks and the request's objects cause more than
-half of a short request's cost. An idle connection first offers a request that arrived whole to the
-application's `Direct`. If `Direct` declines, aiohttp handles the request on the regular path, so
-`Direct` may decline all rare cases and all failures (ADR 41).
+The fast path (`DirectConnection`) exists because aiohttp wakes a connection's task for each
+request, and that task starts another one for the handler. The two tasks and the request's objects
+cause more than half of a short request's cost. An idle connection first offers a completely
+received request to the application's `Direct`. If `Direct` declines, aiohttp handles the request on
+the regular path, so `Direct` may decline all rare cases and all failures (ADR 41).
 """
 
 import asyncio
@@ -30,27 +30,27 @@ from yarl import URL
 from quorumlog.net.proxies import Proxies
 
 _TURNS: Final = 2
-"""How many turns of the event loop a request waits for the end of its body. The end often arrives
-in a second read, since the sender is in the middle of a system call (measured)."""
+"""Number of turns of the event loop for which a request waits for the end of its body. The end
+often arrives in a second read, while the sender is in the middle of a system call (measured)."""
 
 
 def name_server(name: str) -> None:
-    """Set the header `Server` of all responses, including those of aiohttp's parser. By default it
-    has the versions of aiohttp and Python.
+    """Set the header `Server` of all responses, including those of aiohttp's parser. The default
+    value contains the versions of aiohttp and Python.
     """
     web_response.SERVER_SOFTWARE = name  # type: ignore[attr-defined]
 
 
 class Direct(Protocol):
-    """The application's handler of the fast path."""
+    """The application's fast-path handler."""
 
     bytes_max: int
-    """The longest body that the fast path accepts."""
+    """Maximum size of a body on the fast path."""
 
     def begin(
         self, message: RawRequestMessage, body: bytes, connection: "DirectConnection"
     ) -> bool:
-        """Accept a request (True) and later call `connection.answer` once, or decline (False)."""
+        """Return whether to accept a request; if so, later call `connection.answer` once."""
 
 
 DIRECT: Final = web.AppKey("direct", Direct)
@@ -62,10 +62,9 @@ class DirectConnection(RequestHandler):
 
     Invariant: while a request is on the fast path, aiohttp's task waits for `_idle` as if no
     request had arrived, and `_waiter` is None as if the task were handling one. So aiohttp does not
-    end the connection as an idle one, and further requests are queued until the answer is sent.
-
-    While `_is_coming`, the only queued request lacks the end of its body, and the task was not
-    woken for it.
+    close the connection as idle, and further requests are queued until the answer is sent. While
+    `_is_coming`, the only queued request lacks the end of its body, and aiohttp's task has not been
+    woken.
     """
 
     __slots__ = ("_begun", "_direct", "_idle", "_is_coming", "address", "peer", "proxies")
@@ -76,9 +75,9 @@ class DirectConnection(RequestHandler):
         self.address = ""
         """The address of the client, or of the trusted proxy that has connected."""
         self.peer = ""
-        """The peer whose budget of connections this connection counts against."""
+        """The peer whose connection budget includes this connection."""
         self.proxies: Proxies | None = None
-        """Set if a trusted proxy has connected: then `client_of` finds each client's address."""
+        """Set if a trusted proxy has connected; `client_of` then finds each client's address."""
         self._idle: asyncio.Future[None] | None = None
         self._begun: RawRequestMessage | None = None
         """The request that is being answered on the fast path."""
@@ -93,7 +92,7 @@ class DirectConnection(RequestHandler):
     # Bytes of requests.
 
     def feed(self, data: bytes) -> bool:
-        """Parse the bytes that a subclass received; return whether a request's head is complete."""
+        """Parse received bytes; return whether at least one request's head became complete."""
         count = self._request_count
         waiter, direct = self._waiter, self._direct
         if (
@@ -120,7 +119,7 @@ class DirectConnection(RequestHandler):
     def _heads_came(self, count: int) -> bool:
         """Whether heads have become complete since aiohttp's request count was `count`. A CONNECT
         without a target, which aiohttp's parser accepts as HTTP/0.9, gets a URL here, so that
-        `Hosts.check` refuses it: without a URL its connection would stay open when the task fails.
+        `Hosts.check` refuses it. Without a URL, the task would fail and leave the connection open.
         """
         if self._request_count == count:
             return False
@@ -130,7 +129,7 @@ class DirectConnection(RequestHandler):
         return True
 
     def _is_soon_whole(self, direct: Direct) -> bool:
-        """Whether the only queued request lacks nothing but the end of a short body."""
+        """Whether exactly one request is queued, and lacks only the end of a short body."""
         message, content = self._messages[0]
         if (
             len(self._messages) > 1
@@ -139,12 +138,12 @@ class DirectConnection(RequestHandler):
         ):
             return False
         length = message.headers.get(hdrs.CONTENT_LENGTH, "")
-        # The parser has checked that it is a number.
+        # The parser has checked that the length is a number.
         return bool(length) and int(length) <= direct.bytes_max
 
     def _look_again(self, direct: Direct, waiter: asyncio.Future[None], turns: int) -> None:
         """Start the request whose body was incomplete, or wake the task for it by `waiter`."""
-        # The task must not be woken for a closing connection: its request factory is gone.
+        # The task must not be woken for a closing connection, whose request factory is gone.
         is_closing = self.transport is None or self.transport.is_closing()
         if is_closing or waiter.done() or self._waiter is not waiter or not self._messages:
             self._is_coming = False
@@ -156,7 +155,7 @@ class DirectConnection(RequestHandler):
                 waiter.set_result(None)
 
     def _begin(self, direct: Direct, waiter: asyncio.Future[None]) -> bool:
-        """Offer the only queued request to `direct`, if possible; return whether it accepted."""
+        """Offer the only queued request to `direct` if possible; return whether it was accepted."""
         message, content = self._messages[0]
         if (
             len(self._messages) > 1
@@ -200,7 +199,7 @@ class DirectConnection(RequestHandler):
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)
         if self._force_close or self._close or closes:
-            # The task ends like that of an idle connection.
+            # The task ends like the task of an idle connection.
             waiter.cancel()
             self._close = True
             if transport is not None:
@@ -217,14 +216,14 @@ class DirectConnection(RequestHandler):
 
     @property
     def is_served(self) -> bool:
-        """Whether aiohttp's server knows the connection: from its start until it is lost."""
+        """Whether aiohttp's server still counts the connection, which has not been lost yet."""
         return self._manager is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being handled or about to be. A request that has just arrived has
-        set the handler's waiter, and the rest of its body may arrive before the handler runs. A
-        connection's first bytes may arrive before there is a waiter.
+        """Whether no request is being handled or about to be handled. A new request has set the
+        handler's waiter, but the rest of its body may arrive before the handler runs. A
+        connection's first bytes may arrive before the waiter exists.
         """
         if self._waiter is None:
             return self._request_count == 0
@@ -247,7 +246,7 @@ class DirectConnection(RequestHandler):
         return request if request is not None and request._message.chunked else None
 
     def pause_for_a_turn(self) -> None:
-        """Read nothing more from the connection until the next turn of the event loop."""
+        """Stop reading from the connection until the next turn of the event loop."""
         self._pause_transport_reading()
         self._loop.call_soon(self._read_on)
 
@@ -264,9 +263,9 @@ class DirectConnection(RequestHandler):
         self.close()
 
     def end_input(self) -> bool:
-        """Parse the end of the client's bytes; return whether a request is unanswered. The
-        connection ends after the last answer. Requests before an upgrade or a CONNECT stay
-        unanswered.
+        """Process the end of the client's input; return whether a request is unanswered. The
+        connection ends after the last answer. Requests before an upgrade or a CONNECT are not
+        answered.
         """
         if self.is_idle or self._upgraded or self._payload_parser is not None:
             return False
@@ -288,9 +287,9 @@ class DirectConnection(RequestHandler):
 def take_parser(
     socket: web.WebSocketResponse, connection: RequestHandler, taker: Any, turn_messages: int
 ) -> tuple[Any, Any]:
-    """Return a prepared WebSocket's parser, and its queue of whole messages. From now on `taker`
-    gets the bytes that arrive (`feed_data`, which returns whether reading ends) and the
-    connection's end (`feed_eof`). Readers of the queue yield to other tasks every `turn_messages`
+    """Return a prepared WebSocket's parser, and its queue of whole messages. From now on, arriving
+    bytes are passed to `taker.feed_data`, which returns whether reading ends, and the connection's
+    end to `taker.feed_eof`. Readers of the queue yield to other tasks every `turn_messages`
     messages.
     """
     parser, queue = socket._parser, socket._reader
@@ -317,8 +316,8 @@ def bytes_in(queue: Any) -> int:
 
 
 class _InTurns:
-    """A queue of messages whose readers yield to other tasks. aiohttp reads all messages up to the
-    peer's close frame without a pause, and a peer may go on sending.
+    """A queue of messages whose readers yield to other tasks. Without it, aiohttp reads all
+    messages up to the peer's close frame without a pause, even if the peer keeps sending.
     """
 
     def __init__(self, queue: Any, turn_messages: int) -> None:
@@ -334,9 +333,9 @@ class _InTurns:
 
 
 class Connector(aiohttp.TCPConnector, ABC):
-    """A session's connections. The free connection that was used last is used again first. In
-    aiohttp's order (longest free first), each connection of a burst is used again before it counts
-    as idle, so a process that sends anything regularly (a heartbeat is enough) would keep them all.
+    """A session's connections, of which the most recently used free one is reused first. In
+    aiohttp's order (longest free first), each connection of a burst is reused before it counts as
+    idle, so a process with regular requests, such as heartbeats, would keep them all.
     """
 
     def transports(self) -> Iterator[asyncio.Transport]:
@@ -355,7 +354,7 @@ class Connector(aiohttp.TCPConnector, ABC):
 
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
-        # aiohttp has appended the connection at the end, and takes the next one from the front.
+        # aiohttp has appended the connection at the end, but takes the next one from the front.
         if (free := self._conns.get(key)) is not None:
             free.rotate()
 
@@ -368,5 +367,5 @@ class Connector(aiohttp.TCPConnector, ABC):
         return made
 
     def _get_ssl_context(self, req: ClientRequest) -> SSLContext | None:
-        """The newest context: aiohttp would keep the first one."""
+        """The newest context. (aiohttp would keep the first one.)"""
         return self.context() if req.is_ssl() else None

@@ -1,8 +1,8 @@
-"""The audit log: who requested what, and with which result (docs/adr/0022-audit-log.md).
+"""The audit log, which records requests, callers and results (docs/adr/0022-audit-log.md).
 
-The edge of each service records requests to its audited operations: one line of the logger `audit`
-when the answer is known. Meanwhile, requests to other services name the audited request in a
-header, so that the metadata service stores it with the change, in one transaction.
+The edge of each service logs requests to its audited operations: one line of the logger `audit`
+when the answer is known. While a request is handled, requests to other services name it in a
+header, so that the metadata service stores the request and the change in one transaction.
 """
 
 import logging
@@ -30,18 +30,18 @@ AUDITED: Final = web.AppKey("audited", Mapping[tuple[str, str], str])
 """The name of each audited operation, by its method and path."""
 
 _SPEAKERS: Final = (None, Role.GATEWAY, Role.AUTORECOVERY)
-"""Roles of callers that forward requests of clients and operators, and may name the requester."""
+"""Roles whose processes forward requests of clients or operators, and may name the requester."""
 
 ANONYMOUS: Final = "anonymous"
 WHO: Final = ContextVar("who", default=ANONYMOUS)
-"""The caller of the request being handled, if known; tasks that the request starts inherit it."""
+"""The caller of the current request, if known; inherited by tasks that the request starts."""
 
 
 def _time(text: str, pointer: str) -> datetime:
     try:
         return time_of(text)
     except ValueError as error:
-        raise invalid(pointer, "must be a time like 2026-01-02T03:04:05Z") from error
+        raise invalid(pointer, "must be an RFC 3339 time, such as 2026-01-02T03:04:05Z") from error
 
 
 SINCE: Final[Parameter[datetime | None]] = Parameter(
@@ -71,7 +71,7 @@ class Audited:
     id: str = field(default_factory=lambda: str(uuid4()))
     who: str = ANONYMOUS
     asked: AuditedRequest | None = None
-    """The request of another service's client, for which that service sent this one."""
+    """The client's request that caused another service to send this request, if any."""
     is_over: bool = False
 
     @property
@@ -86,7 +86,7 @@ class Audited:
         )
 
     def end(self, response: web.StreamResponse | None) -> None:
-        """Record the answer; None means that the client left before it."""
+        """Record the answer; None if the client disconnected before the answer."""
         if self.is_over:
             return
         self.is_over = True
@@ -99,7 +99,7 @@ _CURRENT: Final[ContextVar[Audited | None]] = ContextVar("audited", default=None
 
 
 def begin(request: web.Request, path: str) -> Audited | None:
-    """Begin to audit a request if the operation of its route, declared as `path`, is audited."""
+    """Begin to audit a request if its operation, declared at `path`, is audited."""
     name = request.app.get(AUDITED, {}).get((request.method, path))
     if name is None:
         return None
@@ -125,8 +125,8 @@ def called_by(audited: Audited, request: web.Request) -> None:
 
 
 def asked_by(request: web.Request) -> AuditedRequest | None:
-    """The audited request that the caller of an internal listener names as the reason for its own
-    request; None if the caller names none, or may speak only for itself.
+    """The audited request that an internal caller names as the cause of its request; None if the
+    caller names none, or may not name others.
     """
     reported = request.headers.get(header.AUDITED)
     if reported is None or caller_of(request).role not in _SPEAKERS:
@@ -135,8 +135,8 @@ def asked_by(request: web.Request) -> AuditedRequest | None:
 
 
 def current() -> Audited | None:
-    """The audited request that the current task works for; None if there is none."""
-    # Tasks may outlive the request that started them; their work is then part of no request.
+    """The audited request that the current task belongs to; None if there is none."""
+    # A task may outlive the request that started it. Its work then belongs to no request.
     found = _CURRENT.get()
     return None if found is None or found.is_over else found
 
@@ -148,7 +148,7 @@ def name_target(target: str) -> None:
 
 
 def leave_out() -> None:
-    """Don't audit the request that is being handled: it changes nothing that is audited."""
+    """Don't audit the request that is being handled, because it changes nothing of interest."""
     if (found := current()) is not None:
         found.is_over = True
 
@@ -165,7 +165,7 @@ def note(
 
 def target_of(path: str, given: Mapping[str, str]) -> str:
     """A request's target, such as `ledgers/5` for `/v1/ledgers/{ledger_id}/recover`. `path` is the
-    declared path; the first of its parameters, which are in `given`, names the target. Names are
+    declared path, whose first parameter names the target; `given` has the parameters. Names are
     quoted as in URLs, so that each has one spelling, in printable ASCII.
     """
     named, brace, _ = path.removeprefix("/v1/").partition("}")
@@ -174,5 +174,5 @@ def target_of(path: str, given: Mapping[str, str]) -> str:
 
 
 def who_is(caller: Identity) -> str:
-    """A caller of an internal listener, as text for the audit log."""
+    """An internal listener's caller, as text for the audit log."""
     return caller.name if caller.role is None else f"{caller.role} {caller.name}"

@@ -1,6 +1,6 @@
-"""Bodies between services: read with a deadline and in bounded memory, into strict models.
+"""Reads bodies between services with a deadline and in bounded memory, into strict models.
 
-The gateway's edge reads clients' bodies itself, with its own limits, and appends without pydantic.
+The gateway's edge reads clients' bodies with its own code and limits, and appends without pydantic.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from quorumlog.wire import strict
 from quorumlog.wire.bodies import codec, json_of
 
 BODY_S: Final = 10.0
-"""Time for a body to arrive (docs/protocol.md, Times)."""
+"""Deadline for a body to arrive (docs/protocol.md, Times)."""
 
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""The most bytes of bodies that are being received; counts the bytes that have arrived."""
+"""Maximum size of all incomplete bodies, counting only the bytes that have arrived."""
 
 
 class Receiving:
-    """How many bytes of incomplete bodies have arrived."""
+    """Counts the arrived bytes of incomplete bodies."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -44,14 +44,14 @@ async def read(request: web.Request) -> bytes:
                 total += len(chunk)
                 receiving.bytes += len(chunk)
                 if total > bytes_max:
-                    raise TooLarge(f"the body has more than {bytes_max} bytes")
+                    raise TooLarge(f"the body has more than {bytes_max} bytes, which is the limit")
                 if receiving.bytes > BODIES_BYTES_MAX:
-                    raise Overloaded("too many large bodies at a time")
+                    raise Overloaded("too many bodies are being received: retry later")
                 chunks.append(chunk)
     except TimeoutError:
-        raise RequestTimeout(f"the body was not complete within {BODY_S:g} s") from None
+        raise RequestTimeout(f"the body did not arrive within {BODY_S:g} s") from None
     except web.RequestPayloadError as error:
-        raise BadRequest("the body's transfer encoding is broken, or it was cut short") from error
+        raise BadRequest("the body has an invalid transfer encoding, or ended early") from error
     finally:
         receiving.bytes -= total
     return b"".join(chunks)
@@ -75,7 +75,7 @@ def answer(body: object, status: int = 200, **headers: str) -> web.Response:
 def parsed(data: bytes, model: type[T]) -> T:
     """Parse a JSON body; an empty body counts as `{}`. Raises: BadRequest, InvalidRequest."""
     body = data or b"{}"
-    # Refuses repeated keys, of which pydantic would keep the last.
+    # Reject repeated keys, because pydantic would use the last value.
     strict.loads(body)
     try:
         value: T = codec(model).validate_json(body)

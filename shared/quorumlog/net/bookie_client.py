@@ -1,10 +1,10 @@
-"""Two channels to each bookie, one of them for reads. Requests are pipelined, each answered once.
+"""A client of bookies, with a channel for reads and one for other requests. Requests are pipelined.
 
-Anything but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
+Any result but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
 flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie
 without a known address, too many bytes in flight. A channel connects on its first request. After a
-failure to connect, it backs off with jitter; requests made meanwhile are unknown at once, so that a
-writer can change its ensemble without waiting.
+failure to connect, the channel backs off with jitter. Requests made meanwhile become unknown at
+once, so that a writer can change its ensemble without waiting.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.1
 _COPIES_MAX: Final = 20_000
-"""The most ledgers for which a channel remembers that the bookie has a copy of the metadata: as
-many as a gateway writes at a time. A forgotten ledger's next add carries one more copy."""
+"""Maximum number of ledgers for which a channel remembers the bookie's copy of the metadata: as
+many as a gateway writes at a time. The next add of a forgotten ledger carries one more copy."""
 _REQUEST_COST: Final = 128
-"""The least number of bytes in flight that a request counts as."""
+"""Minimum number of bytes in flight that a request counts as."""
 _QUICK: Final = (Op.READ, Op.READ_LAC)
 
 OnAnswer = Callable[[ChannelAnswer], None]
@@ -55,14 +55,13 @@ class ChannelLimits:
     quick_s: float = 2.0
     """The deadline of reads (docs/protocol.md, Times)."""
     slow_s: float = 10.0
-    """The deadline of requests that wait for a disk (adds, fences); the same as the quorum
-    timeout."""
+    """The deadline of requests that wait for a disk (adds, fences), equal to the quorum timeout."""
     in_flight_bytes_max: int = 256 << 20
 
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """A request in flight, which its answer must echo."""
+    """A request in flight, whose fields the answer must echo."""
 
     op: Op
     request_id: int
@@ -73,10 +72,10 @@ class _InFlight:
     done: OnAnswer
     size: int
     deadline: float
-    """The time on the channel's clock when the request becomes unknown."""
+    """The time, by the channel's clock, at which the request becomes unknown."""
 
     def complete(self, answer: ChannelAnswer) -> None:
-        """Call `done`, and again with UNKNOWN if it raises, so that other requests complete."""
+        """Call `done`; if it raises, again with UNKNOWN, so that other requests complete."""
         try:
             self.done(answer)
         except Exception:
@@ -95,9 +94,9 @@ class Channel:
     """One of the two connections to a bookie, which connects on the first request.
 
     Invariants:
-      - each request in `_in_flight` completes once: by answer, deadline or broken connection;
+      - each request in `_in_flight` completes once, by answer, deadline or broken connection;
       - `_in_flight` has the requests of each timeout class in the order of their deadlines;
-      - a request enters `_in_flight` before its bytes are handed over for sending.
+      - a request enters `_in_flight` before its bytes are queued for sending.
     """
 
     _name: str
@@ -109,7 +108,7 @@ class Channel:
     _in_flight_bytes: int = 0
     _outbox: deque[Message] = field(default_factory=deque)
     _framed: Framed | None = None
-    """The connection while it is open."""
+    """The connection; None while it is closed."""
     _task: asyncio.Task[None] | None = None
     _failures: int = 0
     _not_before: float = 0.0
@@ -120,7 +119,7 @@ class Channel:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._time = awake().time
-        """The clock of deadlines: a standstill of this process is not the bookie's silence."""
+        """The clock of deadlines, which does not count a standstill of this process."""
         self._in_flight: tuple[dict[int, _InFlight], dict[int, _InFlight]] = ({}, {})
         """Quick requests and slow requests, by id."""
 
@@ -134,7 +133,7 @@ class Channel:
         return self.is_open and self._copies.get(ledger_id) == name
 
     def note_copy(self, ledger_id: int, name: RowName, *, is_kept: bool) -> None:
-        """Record, by the bookie's answer, whether it keeps a copy of the metadata `name`."""
+        """Record whether the bookie, by its answer, stores a copy of the metadata `name`."""
         if not is_kept:
             self._copies.pop(ledger_id, None)
         elif self.is_open and self._copies.get(ledger_id) != name:
@@ -180,7 +179,7 @@ class Channel:
         return True
 
     async def _run(self) -> None:
-        """Connect, exchange messages until the connection breaks, and fail requests in flight."""
+        """Connect, exchange messages until the connection breaks, then fail requests in flight."""
         try:
             framed = await self._connect()
             try:
@@ -194,7 +193,7 @@ class Channel:
             log.info("channel-broken", extra={"bookie": self._name, "why": repr(broken)})
             self._failed(self._name)
         except Exception:
-            # A defect: requests in flight become unknown, and the next request connects again.
+            # Requests in flight become unknown, and the next request connects again.
             log.exception("channel-broke", extra={"bookie": self._name})
         finally:
             self._back_off()
@@ -204,12 +203,12 @@ class Channel:
     async def _connect(self) -> Framed:
         url = self._address(self._name)
         if url is None:
-            raise aiohttp.ClientError(f"no address of {self._name}")
+            raise aiohttp.ClientError(f"no address of bookie {self._name} is known")
         names = versions.upgrades(versions.CHANNEL)
         async with awake_timeout(self._limits.connect_s):
             expected = ExpectedServer(Role.BOOKIE, self._name)
             framed = await connect(self._session, f"{url}/v1/channel", self, names, expected)
-        # A bookie that restarted since may have lost copies that it had not synced.
+        # A bookie that has restarted may have lost copies that it had not synced.
         self._copies.clear()
         self._framed, self._failures, self._heard_at = framed, 0, self._time()
         log.info("channel-open", extra={"bookie": self._name, "url": url})
@@ -230,9 +229,9 @@ class Channel:
         self._heard_at = self._time()
         member, answers = frames.parse_answers(fields, run)
         if member_name(member) != self._name:
-            # The bookie has moved, and another bookie listens at its former address: this
-            # connection would stay open for ever without use.
-            raise aiohttp.ClientError(f"{member} listens at the address of {self._name}")
+            # The bookie has moved, and another bookie listens at its former address. Without an
+            # error, this connection would stay open for ever.
+            raise aiohttp.ClientError(f"{member} answers at the address of bookie {self._name}")
         for answer in answers:
             self._complete(member, answer)
 
@@ -274,7 +273,7 @@ class Channel:
 
     def _is_fault(self, request: _InFlight) -> bool:
         """Whether a missed deadline is the bookie's fault. While other answers arrive, a read may
-        only be waiting behind the answers to other reads.
+        only be queued behind the answers to other reads.
         """
         sent_at = request.deadline - self._limits.quick_s
         return request.op is not Op.READ or self._heard_at < sent_at
@@ -291,7 +290,7 @@ class Channel:
                 self._in_flight_bytes -= request.size
                 silent.append(request)
         if any(request.deadline - self._limits.slow_s > self._heard_at for request in silent):
-            # No message arrived since a slow request was sent: the peer has gone without closing.
+            # No message since a slow request was sent: the peer has gone without closing.
             task = self._task
             if task is not None and self.is_open:
                 task.cancel()
@@ -314,16 +313,16 @@ class BookieClient:
     _session: aiohttp.ClientSession
     _limits: ChannelLimits = ChannelLimits()
     failed: Callable[[str], None] = lambda _name: None
-    """Called whenever a bookie misses a deadline, breaks its connection, or sends an answer that
-    does not match its request."""
+    """Called if a bookie misses a deadline, breaks its connection, or sends an answer that does not
+    match its request."""
     _channels: dict[tuple[str, bool], Channel] = field(default_factory=dict)
-    """By bookie name, and whether for reads: adds must not wait behind the answers to reads."""
+    """Channels by bookie name and use for reads: adds must not wait behind answers to reads."""
     _copied: tuple[LedgerMetadata, RowCopy] | None = None
     _ids: Iterator[int] = field(default_factory=lambda: count(1))
     """The ids of requests."""
 
     def channels(self) -> dict[str, bool]:
-        """The bookies that have got requests, and whether their connections are open."""
+        """The bookies to which requests were sent, and whether their connections are open."""
         found: dict[str, bool] = {}
         for (name, _), channel in self._channels.items():
             found[name] = channel.is_open and found.get(name, True)
@@ -368,15 +367,15 @@ class BookieClient:
         channel.send(request, settle)
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
-        """Fence a ledger at a member durably; `done` gets the LAC that the member knows."""
+        """Fence a ledger at a member durably; `done` gets the member's LAC."""
         self._ask(Op.FENCE, member, ledger_id, NO_ENTRY, ledger_key, _of_lac(done))
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
-        """Read the highest LAC that a member knows, without fencing."""
+        """Read a member's LAC without fencing."""
         self._ask(Op.READ_LAC, member, ledger_id, NO_ENTRY, frames.NO_KEY, _of_lac(done))
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
-        """Send a member the explicit LAC; the answer is ignored: the next entry has the LAC too."""
+        """Send a member the explicit LAC. The answer is ignored: the next entry has a LAC too."""
         self._ask(Op.WRITE_LAC, member, ledger_id, lac, ledger_key, lambda _answer: None)
 
     def _ask(
@@ -386,11 +385,11 @@ class BookieClient:
         self._channel(member).send(request, done)
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
-        """Have a member store a copy of a ledger's metadata (rule 18b)."""
+        """Make a member store a copy of a ledger's metadata (rule 18b)."""
         channel, copy = self._channel(member), self._copy_of(row)
 
         def settle(answer: ChannelAnswer) -> None:
-            # Later adds need not carry the copy again; only an OPEN ledger has later adds.
+            # Later adds, which only an OPEN ledger has, need not carry the copy again.
             is_of_use = answer.status is Status.OK and row.state is State.OPEN
             channel.note_copy(row.ledger_id, copy.name, is_kept=is_of_use)
             done(answer.status)
@@ -410,8 +409,8 @@ class BookieClient:
         fence_key: bytes | None = None,
         from_disk: bool = False,
     ) -> None:
-        """Read the entries from `first` to `last` that a member has. With `fence_key` the member
-        fences first (X1); with `from_disk` it syncs first and reads its disk (rule 20a).
+        """Read the entries from `first` to `last` that a member has. With `fence_key`, the member
+        fences first (X1); with `from_disk`, it syncs and reads its disk (rule 20a).
         """
         request = Request(
             Op.READ,
@@ -429,7 +428,7 @@ class BookieClient:
         channel.send(request, lambda answer: done(*_checked_read(answer, member)))
 
     def _copy_of(self, row: LedgerMetadata) -> RowCopy:
-        """The encoded copy of metadata, cached: all members of a ledger get it in succession."""
+        """The encoded copy of metadata, cached because all members get it in succession."""
         if self._copied is None or self._copied[0] is not row:
             self._copied = row, RowCopy(name_of(row), row_copies.encode(row))
         return self._copied[1]

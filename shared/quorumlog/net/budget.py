@@ -1,8 +1,8 @@
-"""Budgets: how much of a resource (bytes, requests, connections, ledgers) each peer uses.
+"""Budgets, which limit each peer's use of a resource (bytes, requests, connections, ledgers).
 
-One peer may use seven eighths of a budget, since all clients behind a balancer or on one machine
-have one address. The last eighth is reserved for peers that use less than their share, so that a
-greedy peer leaves room for the others.
+One peer may use seven eighths of a budget, since all clients behind a load balancer or on one
+machine have one address. The last eighth is reserved for peers that use less than their share, so
+that a greedy peer leaves room for others.
 """
 
 import ipaddress
@@ -16,13 +16,13 @@ PEER: Final = ContextVar("peer", default="")
 """The peer whose request is being handled, inherited by the tasks that the request starts."""
 
 _KEPT: Final = 8
-"""One part in eight is reserved for peers below their share."""
+"""The reserve for peers below their share is one part in eight."""
 _IPV6_HOST_BITS: Final = 64
 
 
 @lru_cache(maxsize=4096)
 def peer_of(address: str | None) -> str:
-    """The peer of an address. For IPv6 it is the /64, since a host has that many addresses."""
+    """The peer of an address. For IPv6, the peer is the /64 network, which one host may have."""
     if address is None or ":" not in address:
         return address or ""
     try:
@@ -34,15 +34,15 @@ def peer_of(address: str | None) -> str:
 
 
 class Budget:
-    """The use of one resource, in total and by peer. Each `take` is undone by one `give`.
+    """Tracks the use of one resource, in total and by peer. Each `take` is undone by one `give`.
 
-    Invariant: `used` is the sum of what the peers use, and no peer's use is negative.
+    Invariant: `used` is the sum of the peers' uses, and no peer's use is negative.
     """
 
     __slots__ = ("_free_for_all", "_limit", "_of", "_setting", "_share", "_what", "used")
 
     def __init__(self, what: str, setting: str, limit: int, share: int) -> None:
-        """Errors name `what` and `setting`; the setting of the share is `PEER_{setting}`."""
+        """Errors name `what` and `setting`; the share's setting is `PEER_{setting}`."""
         self._what, self._setting = what, setting
         self._limit, self._share = limit, share
         self._free_for_all = limit - limit // _KEPT
@@ -50,30 +50,30 @@ class Budget:
         self.used = 0
 
     def of(self, peer: str) -> int:
-        """How much a peer uses."""
+        """A peer's current use."""
         return self._of.get(peer, 0)
 
     def check(self, peer: str, count: int) -> None:
-        """Raise Overloaded if a peer can't use `count` more. An unused budget allows any use."""
+        """Raise Overloaded if a peer can't use `count` more. An unused budget allows any count."""
         used = self.used + count
         if used <= self._free_for_all or not self.used:
             return
         if used > self._limit:
-            raise Overloaded(f"{self._what}: the limit is {self._limit} ({self._setting})")
+            raise Overloaded(f"too many {self._what}: the limit is {self._limit} ({self._setting})")
         if self._of.get(peer, 0) + count > self._share:
             raise Overloaded(
-                f"{self._what} from one address, while little room is left for others:"
-                f" its share is {self._share} (PEER_{self._setting})"
+                f"too many {self._what} from one address while others need the rest:"
+                f" the limit per address is {self._share} (PEER_{self._setting})"
             )
 
     def take(self, peer: str, count: int = 1) -> None:
-        """Use `count` more. Raises: Overloaded; then nothing is taken."""
+        """Use `count` more. Raises: Overloaded, without a change."""
         if self.used + count > self._free_for_all:
             self.check(peer, count)
         self.back(peer, count)
 
     def give(self, peer: str, count: int = 1) -> None:
-        """Give back `count` of what was taken."""
+        """Return `count` of the used amount."""
         self.used -= count
         left = self._of.get(peer, 0) - count
         if left:
@@ -82,6 +82,6 @@ class Budget:
             self._of.pop(peer, None)
 
     def back(self, peer: str, count: int = 1) -> None:
-        """Take again what `give` returned temporarily; never refused."""
+        """Use an amount again that `give` returned temporarily. Never refused."""
         self.used += count
         self._of[peer] = self._of.get(peer, 0) + count

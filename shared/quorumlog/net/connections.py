@@ -1,8 +1,8 @@
 """Connections of clients that may be slow, broken or hostile.
 
-aiohttp waits without a limit for a request's head and for a client to read its answers, and answers
-malformed HTTP with plain text. Here each connection has deadlines, the number of connections has a
-limit, and malformed HTTP gets a problem document. The code that reads bodies has its own deadlines.
+aiohttp waits for ever for a request's head and for a client that does not read its answers, and it
+answers malformed HTTP with plain text. This module adds deadlines, a limit on connections, and
+problem documents for malformed HTTP. The code that reads bodies has its own deadlines.
 """
 
 import asyncio
@@ -27,28 +27,27 @@ from quorumlog.net.timers import awake
 log = logging.getLogger(__name__)
 
 _CHUNKS_FREE_BYTES: Final = 1 << 20
-"""The heads of a body's chunks may be half as long as their content, plus half of this. The
-allowance includes the 256 KiB that aiohttp's parser may keep unparsed."""
+"""Allowance for the heads of a body's chunks, which may be half as long as their content, plus half
+of this. It includes the 256 KiB that aiohttp's parser may keep unparsed."""
 _TURN_BYTES: Final = 128 << 10
-"""A connection that delivers this many bytes in one read is paused until the next turn of the event
-loop. Otherwise libuv (`uv__read`) reads up to 32 times 256 KiB from it before the next
-connection."""
+"""Size of one read after which a connection is paused until the next turn of the event loop.
+Otherwise libuv (`uv__read`) reads up to 32 times 256 KiB before it serves the next connection."""
 _CHUNKS_READ_BYTES: Final = 32 << 10
 """Bytes parsed between two checks of the chunks' heads: 10 ms for chunks of one byte (measured)."""
 _REFUSED_S: Final = 1.0
-"""How long a refused connection may take to send its request, and to end (by judgement)."""
+"""Time for a refused connection to send its request and to end (chosen by judgement)."""
 _REFUSED_MAX: Final = 200
 _REFUSED_SHARE: Final = 8
-"""At most `_REFUSED_MAX` refused connections, and at most an eighth of the limit, may take that
-time at once. Others are closed at once."""
+"""At most `_REFUSED_MAX` refused connections, and at most an eighth of the limit, get that time;
+others are closed at once."""
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
 _CURRENT: Final[ContextVar["Connection | None"]] = ContextVar("connection", default=None)
 
 _HEAD_KEPT_BYTES: Final = 16 << 10
-"""A connection is closed if its last request had a longer head. aiohttp keeps three times a head's
-bytes in memory: some 500 MB at most for 10,000 idle connections."""
+"""Maximum head of a request after which a connection is kept. aiohttp keeps three times a head's
+size in memory, some 500 MB at most for 10,000 idle connections."""
 HEAD_LINE_BYTES: Final = 8190
-"""The longest line of a request's head that clients may send: aiohttp's own bound."""
+"""Maximum length of a line of a request's head, equal to aiohttp's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +56,17 @@ class ListenLimits:
 
     connections_max: int = 10_000
     peer_connections_max: int = 10_000
-    """The most connections of one address once seven eighths of all are in use."""
+    """Maximum number of connections of one address once seven eighths of all are in use."""
     head_timeout_s: float = 10.0
     """The deadline for a request's head, from its first byte."""
     idle_timeout_s: float = 65.0
-    """How long an idle connection is kept: longer than the 60 s of common proxies."""
+    """The time for which an idle connection is kept, longer than the 60 s of common proxies."""
     stalled_answer_timeout_s: float = 60.0
-    """How long a client may pause reading its answer."""
+    """The time for which a client may stop reading its answer."""
     head_line_bytes_max: int = HEAD_LINE_BYTES
     headers_max: int = 100
     proxies: Proxies | None = None
-    """The trusted proxies. Each of their connections is a peer of its own, with many clients."""
+    """The trusted proxies. Each of their connections is a separate peer, with many clients."""
     drain_timeout_s: float = 20.0
 
 
@@ -118,7 +117,7 @@ def client_listens_only() -> bool:
 
 
 UPGRADES: Final = web.AppKey("upgrades", bool)
-"""Set in an application that upgrades connections: only its listener notes the last bytes read."""
+"""Set if an application upgrades connections, so that its listener tracks the last bytes read."""
 
 
 def is_followed(request: web.Request) -> bool:
@@ -133,10 +132,10 @@ def is_followed(request: web.Request) -> bool:
 
 
 class Connection(DirectConnection):
-    """One connection with its deadlines.
+    """A connection with its deadlines.
 
-    Invariant: a timer runs only while a head is incomplete or answers pile up; an ordinary request,
-    which arrives in one piece, starts no timer.
+    Invariant: a timer runs only while a head is incomplete or unread answers pile up. An ordinary
+    request, which arrives in one piece, starts no timer.
     """
 
     __slots__ = (
@@ -155,14 +154,14 @@ class Connection(DirectConnection):
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, listener.direct, **kwargs)
         self.hand_over: Callable[[], None] | None = None
-        """Gives the handshake's place in the budget back."""
+        """Returns the handshake's share of the budget."""
         self._listener = listener
         self._chunked: web.BaseRequest | None = None
-        """The request whose body comes in chunks. `_chunked_bytes` is the size of the part that has
-        come, with the chunks' heads."""
+        """The request whose body arrives in chunks. `_chunked_bytes` is the size of the received
+        part, with the chunks' heads."""
         self._chunked_bytes = 0
         self._is_dropping = False
-        """Whether all further bytes are dropped."""
+        """Whether further bytes of the client are dropped."""
         self.is_half_closed = False
         """Whether the client has ended its side of the connection."""
         self._head_timer: asyncio.TimerHandle | None = None
@@ -202,7 +201,7 @@ class Connection(DirectConnection):
         end_limits(self.waits)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's always ends the connection
-        """Answer the requests that came before the client's end of input, then disconnect."""
+        """Answer the requests that arrived before the client's end of input, then disconnect."""
         transport = self.transport
         # asyncio can't keep one direction of TLS open.
         if transport is None or transport.get_extra_info("ssl_object") is not None:
@@ -225,7 +224,7 @@ class Connection(DirectConnection):
             return
         if len(data) >= _TURN_BYTES:
             self.pause_for_a_turn()
-        # aiohttp calls this without bytes in a read of the body, to parse what its parser has kept.
+        # A read of the body calls this without bytes, to parse bytes that the parser has kept.
         request = self.chunked_request if data else None
         if request is None:
             self._take(data)
@@ -235,9 +234,9 @@ class Connection(DirectConnection):
         for start in range(0, len(data), _CHUNKS_READ_BYTES):
             content, free = request.content, _CHUNKS_FREE_BYTES
             if 2 * self._chunked_bytes > 3 * content.total_bytes + free and not content.is_eof():
-                # Each chunk costs as much CPU as some hundred bytes.
+                # Refuse the body, because each chunk costs as much CPU as some hundred bytes.
                 self._is_dropping = True
-                self.break_body(request, web.RequestPayloadError("chunks of a few bytes each"))
+                self.break_body(request, web.RequestPayloadError("the chunks are too small"))
                 return
             part = data[start : start + _CHUNKS_READ_BYTES]
             self._chunked_bytes += len(part)
@@ -261,12 +260,12 @@ class Connection(DirectConnection):
         self._head_timer = None
         if self.is_idle and self.transport is not None:
             limit_s = self._listener.limits.head_timeout_s
-            error = errors.RequestTimeout(f"the headers were not complete within {limit_s:g} s")
+            error = errors.RequestTimeout(f"the headers did not arrive within {limit_s:g} s")
             self.transport.write(raw_response(error))
             self.force_close()
 
     def pause_writing(self) -> None:
-        """The client has stopped reading: start the timer."""
+        """Start the timer, because the client has stopped reading."""
         super().pause_writing()
         if self._stall_timer is None:
             limit_s = self._listener.limits.stalled_answer_timeout_s
@@ -276,7 +275,7 @@ class Connection(DirectConnection):
             )
 
     def resume_writing(self) -> None:
-        """The client reads again: stop the timer."""
+        """Stop the timer, because the client reads again."""
         self._cancel_stall_timer()
         super().resume_writing()
 
@@ -290,7 +289,7 @@ class Connection(DirectConnection):
         limit_s = self._listener.limits.stalled_answer_timeout_s
         left_s = self._stalled_at + limit_s - awake().time()
         if left_s > 0:
-            # This process stood still: the peer may have read all the time.
+            # This process stood still, and the peer may have read all the time.
             self._stall_timer = asyncio.get_running_loop().call_later(
                 left_s, self._answer_is_stalled
             )
@@ -309,24 +308,24 @@ class Connection(DirectConnection):
         Raises: ConnectionError if the client can't get an answer, which ends the connection.
         """
         if isinstance(exc, ConnectionError) and self._is_gone():
-            # A client that disconnects is not our error; a handler's own broken connection may be.
+            # A client's disconnect is no error; a handler's own broken connection may be one.
             raise exc
         if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun already")
+            raise ConnectionError("the response has already begun, so no error can be sent")
         error: errors.QuorumLogError
         if isinstance(exc, LineTooLong) or "many headers" in (message or "").lower():
             error = errors.HeadersTooLarge(
-                "the request line or a header is too long, or there are too many"
+                "the request line or a header is too long, or there are too many headers"
             )
         elif isinstance(exc, HttpProcessingError):
-            error = errors.BadRequest("the request is not HTTP/1.1: " + _one_line(message))
+            error = errors.BadRequest("the request is not valid HTTP/1.1: " + _one_line(message))
         elif isinstance(exc, web.HTTPException):
             error = error_of_http(exc, request.method, request.path)
         elif 400 <= status < 500:
-            error = errors.BadRequest("the request is not HTTP/1.1")
+            error = errors.BadRequest("the request is not valid HTTP/1.1")
         elif isinstance(exc, UnicodeEncodeError):
-            # Outside of all middlewares, aiohttp quotes a header (Expect) in its own message.
-            error = errors.BadRequest("a header is not UTF-8")
+            # Outside of all middlewares, aiohttp's own message quotes the header Expect.
+            error = errors.BadRequest("a request header is not UTF-8: encode it as UTF-8")
         else:
             log.error("unhandled-error", exc_info=exc)
             error = errors.QuorumLogError()
@@ -340,10 +339,9 @@ class Connection(DirectConnection):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; exceptions from outside all middlewares become problem documents.
-
-        No budget counts the request and the response, which aiohttp keeps until the next request.
-        So the response loses its body, and a connection with a long head is closed.
+        """Send a response; exceptions from outside all middlewares become problem documents.
+        aiohttp keeps the request and the response until the next request, and no budget counts
+        them. So the response's body is freed, and a connection with a long head is closed.
         """
         if isinstance(resp, web.HTTPException):
             instance = request_id(request.headers.get(header.REQUEST_ID))
@@ -382,11 +380,11 @@ class UpgradableConnection(Connection):
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection beyond the limit: its request is answered with a 429, unread.
+    """A connection beyond the limit, whose request is answered with a 429, unread.
 
     The answer waits for the request, since some clients treat an earlier answer as a broken
-    connection. The connection is read until the client ends it: closing it with unread bytes would
-    reset it, and the client might lose the answer.
+    connection. The connection is read until the client ends it, because closing it with unread
+    bytes would reset it, and the client might lose the answer.
     """
 
     def __init__(self, listener: "Listener", error: errors.Overloaded) -> None:
@@ -394,8 +392,8 @@ class _Refusal(asyncio.Protocol):
         self._is_answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait briefly for the request; not at all if too many refused connections wait already."""
-        # No `isinstance`: the transports of uvloop are not of asyncio's classes.
+        """Wait briefly for the request, unless too many refused connections wait already."""
+        # `isinstance` can't be used, because uvloop's transports are not of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         wait_s = _REFUSED_S if self._listener.refuse() else 0.0
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._end)
@@ -423,7 +421,7 @@ class _Refusal(asyncio.Protocol):
 
 
 def _one_line(message: str | None) -> str:
-    """The first line of a parser's message: the other lines repeat the client's bytes."""
+    """The first line of a parser's message, since the other lines repeat the client's bytes."""
     return (message or "malformed").strip().splitlines()[0].rstrip(":")[:200]
 
 
@@ -437,7 +435,7 @@ class Listener:
             "connections", "CONNECTIONS_MAX", limits.connections_max, limits.peer_connections_max
         )
         self.refused_count = 0
-        """Connections beyond the limit that have not ended yet."""
+        """Number of open connections beyond the limit."""
         self._refusals_logged_at = -math.inf
         self.port = 0
         assert runner.server is not None, "the runner is set up"

@@ -1,4 +1,4 @@
-"""The last list of bookies from the metadata service: addresses, and which may join an ensemble.
+"""The last list of bookies from the metadata service, with their addresses and states.
 
 The list is advice (I31): a stale list may cost time, but never entries. An address is never
 forgotten, because a bookie that is listed as lost may still answer.
@@ -20,28 +20,28 @@ from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import BookieInfo, BookieList
 
 _BOOKIES_MAX: Final = 10_000
-"""More bookies than any cluster has. Beyond this number, the earliest failures are forgotten."""
+"""Maximum number of bookies whose failures are remembered, more than any cluster has."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRule:
-    """When a bookie enters quarantine, and for how long (BookKeeper: bookieQuarantineTime). Chosen
-    by judgement: a restart of seconds, with a try per second, must not be enough.
+    """Conditions and duration of quarantine (BookKeeper: bookieQuarantineTime). Chosen by
+    judgement: a restart of some seconds, with one attempt per second, must not cause quarantine.
     """
 
     failures: int = 10
-    """0 turns quarantine off."""
+    """Number of failures within `window_s` that cause quarantine; 0 disables quarantine."""
     window_s: float = 60.0
     for_s: float = 300.0
 
 
 @dataclass(eq=False)
 class Quarantine:
-    """The bookies in quarantine. A bookie that fails while it is listed as live is not chosen for a
+    """The bookies in quarantine, which have failed while listed as live, and are avoided for a
     while.
 
-    Each process counts only the failures that it saw itself. Quarantine is advice, as liveness is:
-    if too few other bookies are live, a bookie in quarantine is chosen too. Invariant: at most
+    Each process counts only its own failed requests. Like liveness, quarantine is only advice: if
+    too few other bookies are live, a bookie in quarantine is chosen too. Invariant: at most
     `rule.failures` times are kept per bookie.
     """
 
@@ -51,7 +51,7 @@ class Quarantine:
     _until: dict[str, float] = field(default_factory=dict)
 
     def failed(self, name: str) -> None:
-        """Count a failure: a broken connection, silence, or an answer that fits no request."""
+        """Count a failure: a broken connection, silence, or an answer that matches no request."""
         rule, now = self._rule, self._clock()
         if not rule.failures:
             return
@@ -66,7 +66,7 @@ class Quarantine:
             times.clear()
 
     def forget(self, name: str) -> None:
-        """Forget a bookie that is gone: when it comes back, its failures count from zero."""
+        """Forget a bookie that is lost, so that its failures count from zero when it returns."""
         self._failed_at.pop(name, None)
         self._until.pop(name, None)
 
@@ -83,7 +83,7 @@ class Quarantine:
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""The interval of bookies' heartbeats (docs/protocol.md, Times)."""
+"""Interval of refreshes, equal to that of bookies' heartbeats (docs/protocol.md, Times)."""
 
 
 @dataclass(eq=False)
@@ -124,12 +124,12 @@ class Directory:
         return found
 
     def address(self, name: str) -> str | None:
-        """The URL where a bookie listens, or last listened."""
+        """A bookie's last known URL."""
         return self._addresses.get(name)
 
     def writable(self) -> tuple[str, ...]:
-        """Live members that accept entries, in a new random order each time, so that load spreads:
-        members with more room come first more often, members in quarantine last.
+        """Live members that accept entries, in a new random order each time, to spread the load.
+        Members with more free space come first more often, and members in quarantine come last.
         """
         rooms = {b.id: b.free_bytes for b in self.bookies if b.state == "writable"}
         order = {
@@ -139,7 +139,7 @@ class Directory:
         return tuple(sorted(order, key=lambda member: order[member]))
 
     def census(self) -> str:
-        """The number of bookies in each state, for messages: not all live ones accept entries."""
+        """The numbers of bookies by state, for messages, since not all live ones accept entries."""
         states = Counter(bookie.state for bookie in self.bookies)
         lost = states.pop("lost", 0)
         live = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
@@ -149,19 +149,19 @@ class Directory:
         return reported + (f", {suspected} suspected here (in quarantine)" if suspected else "")
 
     def _weighted_draw(self, weight: int) -> float:
-        """Draw a number for a bookie. The probability that a bookie gets the lowest number is in
-        proportion to its weight (Efraimidis and Spirakis).
+        """Draw a random number for a bookie. The probability that a bookie gets the lowest number
+        is proportional to its weight (Efraimidis and Spirakis).
         """
         return -math.log(1.0 - self.chance.random()) / weight
 
     def zone_count(self, members: tuple[str, ...]) -> int:
-        """How many zones members are in; all members of unknown zones count as one zone."""
+        """The number of zones of members; all unknown zones count as one."""
         zones = self._zones()
         return len({zones.get(member, "") for member in members})
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
-        """Live writable members that are not in `exclude`, best first: those in zones in which the
-        ensemble has no other member.
+        """Live writable members that are not in `exclude`, best first. Members in zones that the
+        ensemble lacks come first.
         """
         staying = [member for member in ensemble if member in exclude]
         free = [member for member in self.writable() if member not in exclude]
@@ -169,7 +169,7 @@ class Directory:
         return tuple(sorted(spread, key=lambda m: self.quarantine.contains(member_name(m))))
 
     def is_down(self, member: str) -> bool:
-        """Whether a member's bookie is lost or in quarantine. It may answer nevertheless (I31)."""
+        """Whether a member's bookie is lost or in quarantine. The bookie may still answer (I31)."""
         name = member_name(member)
         return name in self._lost or self.quarantine.contains(name)
 
@@ -178,13 +178,13 @@ class Directory:
     ) -> tuple[tuple[str, ...], bool] | None:
         """An ensemble for a new ledger, and whether it is degraded; None without enough bookies.
 
-        With `degraded_ack` (write quorum, ack quorum) absent members may complete the ensemble, as
-        long as every write set reaches its ack quorum with live members (rule 29).
+        With `degraded_ack` (write quorum, ack quorum), absent members may complete the ensemble if
+        every write set reaches its ack quorum with live members (rule 29).
         """
         zones = self._zones()
         live = self.writable()
         healthy = [m for m in live if not self.quarantine.contains(member_name(m))]
-        # Members in quarantine must not be chosen for their zone unless there are too few others.
+        # Try without quarantined members first, so that none is chosen only because of its zone.
         for members in (healthy, live):
             chosen = placement.ensemble(size, members, zones)
             if chosen is not None:
@@ -195,7 +195,7 @@ class Directory:
         write_quorum, ack_quorum = degraded_ack
         absent = [bookie.id for bookie in self.bookies if bookie.state != "writable"]
         self.chance.shuffle(absent)
-        # Members are taken from the end: a draining bookie only if there is no other.
+        # Members are taken from the end, so draining bookies, which come first, are chosen last.
         drained = {bookie.id for bookie in self.bookies if bookie.state == "draining"}
         absent.sort(key=lambda member: member not in drained)
         if len(live) + len(absent) < size:

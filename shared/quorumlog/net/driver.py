@@ -1,10 +1,10 @@
-"""Runs one machine of the protocol on real connections and timers, through ports, and spreads
-copies of ledger metadata after a change that no append follows (rule 18b).
+"""Runs a protocol machine on real connections and timers, through ports. Spreads copies of ledger
+metadata after a change that no append follows (rule 18b).
 
-The driver is the machine's serial executor: it steps one event at a time, in order of arrival, on
-the event loop, without a task. Answers of bookies and timers are callbacks; only metadata requests,
-which are rare, use a task. A machine's reports to its owner (confirmed, failed, closed, ...) go to
-`notify`, also one effect at a time and in order.
+The driver passes events to its machine one at a time, in order of arrival, on the event loop,
+without a task. Answers of bookies and timers are callbacks; only metadata requests, which are rare,
+use a task. The machine's reports to its owner (confirmed, failed, closed, ...) are passed to
+`notify`, also one at a time and in order.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Reported = (
 
 
 class LedgerMachine(Protocol):
-    """A protocol machine: anything with `step`."""
+    """A protocol machine."""
 
     def step(self, event: messages.Event) -> list[messages.Effect]:
         """Process an event and return the effects to perform."""
@@ -47,7 +47,7 @@ class LedgerMachine(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Driver:
-    """One machine and its serial executor.
+    """Executes one machine's steps and effects, serially.
 
     Invariants: `step` is not reentered; each effect that is a request is answered once; after
     `stop` the machine gets no event and its owner no effect.
@@ -61,11 +61,11 @@ class Driver:
     _inbox: deque[messages.Event] = field(default_factory=deque)
     _is_stepping: bool = False
     is_stopped: bool = False
-    """Whether `stop` was called, or the machine broke: it gets no further events."""
+    """Whether the machine gets no further events, after `stop` or an exception."""
     _token: tuple[int, str] = (-1, "")
 
     def post(self, event: messages.Event) -> None:
-        """Step the machine with an event: at once, or after the event that it is processing."""
+        """Step the machine with an event, at once or after the events before it."""
         if self.is_stopped:
             return
         inbox = self._inbox
@@ -78,16 +78,21 @@ class Driver:
                 for effect in self._machine.step(inbox.popleft()):
                     self._perform(effect)
         except Exception:
-            # A bug: the machine's state can't be trusted any longer. Pending appends have an
-            # unknown outcome, and nothing more is sent.
+            # After a bug, the machine's state can't be trusted. Pending appends have an unknown
+            # outcome, and nothing more is sent.
             log.exception("machine-broke", extra={"ledger": self._ledger_id})
             self.stop()
-            self._notify(messages.Failed("internal-error", detail="the ledger's machine broke"))
+            self._notify(
+                messages.Failed(
+                    "internal-error",
+                    detail="an internal error stopped the ledger's state machine: see the log",
+                )
+            )
         finally:
             self._is_stepping = False
 
     def stop(self) -> None:
-        """Stop: ignore late answers and timers from now on."""
+        """Stop the machine, and ignore later answers and timers."""
         self.is_stopped = True
         self._inbox.clear()
 
@@ -140,7 +145,7 @@ class Driver:
                     self._notify(effect)
 
     def _answered(self, event: Callable[..., messages.Event], *parts: Any) -> None:
-        """Step the machine with an event made of the fields of the request and of its answer."""
+        """Step the machine with an event, built from the fields of a request and its answer."""
         self.post(event(*parts))
 
     def _update(self, effect: messages.UpdateMetadata) -> None:
@@ -161,7 +166,7 @@ class Driver:
         try:
             status, row = await ask()
         except errors.CopyLost as error:
-            # Rule 18d: continuing may lose entries. The machine ends, and an operator decides.
+            # Rule 18d: continuing might lose entries, so the machine ends, and an operator decides.
             if not self.is_stopped:
                 self.stop()
                 self._notify(messages.Failed(error.code, detail=error.detail))
@@ -172,8 +177,8 @@ class Driver:
         self.post(messages.MetadataAnswered(attempt, status, row))
 
     async def _refused(self, error: errors.StaleMember) -> Row:
-        """Make the machine choose again from a newer list of bookies, since its list lacked a
-        registration. A change that may become legal later stays unsettled (rules 6 and 15b).
+        """Make the machine choose again from a newer list of bookies, since its list was outdated.
+        A change that may become legal later stays unsettled (rules 6 and 15b).
         """
         try:
             await self._ports.placement.refresh()
@@ -215,7 +220,9 @@ async def conclude(
             return await end
     except TimeoutError as error:
         raise errors.RecoveryBlocked(
-            "the machine did not end in time", ledger_id=ledger_id, outcome=errors.UNKNOWN
+            "the recovery or repair did not end in time",
+            ledger_id=ledger_id,
+            outcome=errors.UNKNOWN,
         ) from error
     finally:
         driver.stop()
@@ -225,8 +232,8 @@ async def conclude(
 
 def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
     """Send bookies copies of the committed metadata `row`. The future never fails; its result is
-    how many bookies confirmed a copy. The future is done when enough bookies did, or after twice
-    the deadline of an add.
+    the number of bookies that confirmed a copy. It is done when enough bookies have confirmed, or
+    after twice the deadline of an add.
     """
     sending = _Spread(row, ports)
     sending.begin()
@@ -234,7 +241,7 @@ def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
 
 
 class _Spread:
-    """Performs what the machine `RowSpread` decides. Invariant: `end` always gets its result."""
+    """Drives a machine `RowSpread`. Invariant: `end` always gets its result."""
 
     __slots__ = ("_machine", "_ports", "end")
 
@@ -252,7 +259,7 @@ class _Spread:
             self._send_to(self._machine.begin(down))
             self._go_on()
         except Exception:
-            # A defect. The metadata was changed all the same, so its caller must get a result.
+            # The metadata was changed despite this defect, so the caller must get a result.
             log.exception("row-spread-broke", extra={"ledger": row.ledger_id})
             self._settle()
 
@@ -303,10 +310,9 @@ async def recover(
     row: LedgerMetadata, ports: Ports, *, deadline_s: float, declare_lost: tuple[str, ...] = ()
 ) -> tuple[LedgerMetadata, int]:
     """Recover a ledger from metadata that the caller has just read, and send copies of the closed
-    metadata to bookies (rule 18b). A CLOSED ledger stays as it is. If the metadata has changed
-    since, the machine reads it again.
-
-    Returns: the closed metadata, and how many bookies confirmed a copy. Raises: as `conclude`.
+    metadata to bookies (rule 18b). A CLOSED ledger does not change. If the metadata has changed
+    since, the machine reads it again. Returns: the closed metadata, and the number of bookies that
+    confirmed a copy. Raises: as `conclude`.
     """
     extra = {"ledger": row.ledger_id, "state": row.state, "version": row.version}
     log.info("recovery-begun", extra=extra)
@@ -323,7 +329,7 @@ async def recover(
 
 
 def error_of(failed: messages.Failed, ledger_id: int) -> errors.QuorumLogError:
-    """The error that a machine failed with."""
+    """The error for a machine's failure."""
     return errors.by_code(failed.code)(
         failed.detail, ledger_id=ledger_id, entry_id=failed.entry_id, bookie=failed.bookie
     )

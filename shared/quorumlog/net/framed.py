@@ -1,8 +1,8 @@
 """A connection that was upgraded from HTTP and carries frames (`wire/frames.py`).
 
-A large message is read straight into its own buffer, and one call sends all frames that gather in a
-turn of the event loop. aiohttp's protocol object stays the owner: it counts the connection and is
-notified of its end, and its guard can cut the connection.
+A large message is read directly into its own buffer, and one call sends all frames of a turn of the
+event loop. aiohttp's protocol object still owns the connection: it counts the connection, is
+notified of its end, and can abort it through its guard.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from quorumlog.net.connections import is_followed
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.wire import frames, problems
 
-# Python's C API permits writing into a new `bytes` object, until other code gets the object.
+# Python's C API permits writes to a new `bytes` object until other code gets the object.
 _blank: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
@@ -37,9 +37,9 @@ _WRITABLE: Final = 0x200
 class InPlace:
     """Immutable bytes of a known size, filled piece by piece and never copied.
 
-    The bytes are not filled with zeros, as `bytes(size)` would be, so the system commits memory
-    only as bytes arrive, however large a size the peer announces. No uninitialized memory is
-    returned: `value` requires `is_whole`.
+    Unlike `bytes(size)`, the buffer is not filled with zeros, so the system commits memory only as
+    bytes arrive, however large a size the peer announces. Uninitialized memory is never returned,
+    because `value` requires `is_whole`.
 
     Invariant: a view from `room` is used only while this object exists, which owns its memory.
     """
@@ -53,7 +53,7 @@ class InPlace:
         self._at = 0
 
     def room(self) -> memoryview:
-        """The part of the buffer that is not filled yet."""
+        """The unfilled part of the buffer."""
         return self._view[self._at :]
 
     def advance(self, count: int) -> None:
@@ -79,19 +79,19 @@ class InPlace:
 
 
 SEND_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Frames are written in parts of about this size, so that a slow peer can pause the writing."""
+"""Approximate size of one write, so that a slow peer can pause the writing."""
 
 _READ_BYTES: Final = 64 * 1024
-"""The most bytes of one read. The rest of a larger message is read straight into its buffer."""
+"""Maximum size of one read. The rest of a larger message is read directly into its buffer."""
 _GOODBYE_S: Final = 1.0
-"""How long a closing connection waits for the peer to read the rest (chosen by judgement)."""
+"""Time for the peer to read the rest before a connection closes (chosen by judgement)."""
 _REFUSAL_BYTES: Final = 4096
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout()
-"""The upgrade and the connection have no timeout here; callers of `connect` set their own."""
+"""No timeout for the upgrade or the connection, because callers of `connect` set their own."""
 
 
 class _Scratch(threading.local):
-    """A read buffer for all connections of a thread: each read is processed before the next one."""
+    """A read buffer shared by a thread's connections: each read is processed before the next."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(_READ_BYTES))
@@ -101,30 +101,30 @@ _scratch: Final = _Scratch()
 
 
 class Speaker(Protocol):
-    """The user of a connection: processes received messages and supplies frames to send."""
+    """The user of a connection, which processes received messages and supplies frames to send."""
 
     def received(self, fields: bytes, run: bytes) -> None:
         """Process a message. Raises: BadFrame."""
 
     def to_send(self) -> Sequence[bytes]:
-        """The next frames to send, about `SEND_BYTES_MAX` in total; empty if there are none."""
+        """The next frames to send, of about `SEND_BYTES_MAX` in total; empty if there are none."""
 
 
 class Framed(asyncio.BufferedProtocol):
     """One end of a connection of frames.
 
     Invariants:
-      - `_kept` has received, unparsed bytes: less than a frame's head, unless reading is paused;
+      - `_kept` has unparsed bytes, fewer than a frame's head, unless reading is paused;
       - while a message is being received (`_fields`, `_run`), `_kept` is empty.
     """
 
     def __init__(self, speaker: Speaker) -> None:
-        """`speaker` gets messages once `take_over` has handed the connection over."""
+        """`speaker`: gets messages after the call of `take_over`."""
         self._speaker = speaker
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection has ended. Its exception is BadFrame if the peer sent an invalid
-        frame, OSError if the connection broke, or what a defect raised."""
+        frame, OSError if the connection broke, or the exception of a defect."""
         self._former: asyncio.Protocol | None = None
         self._release: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
@@ -153,7 +153,7 @@ class Framed(asyncio.BufferedProtocol):
         self.announce()
 
     def announce(self) -> None:
-        """Send what `speaker` has to send at the end of this turn of the event loop."""
+        """Send the frames of `speaker` at the end of this turn of the event loop."""
         if not self._is_flush_due and self._transport is not None:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
@@ -168,11 +168,11 @@ class Framed(asyncio.BufferedProtocol):
         """Continue reading; bytes that have already arrived are parsed first."""
         if self._is_paused:
             self._is_paused = False
-            # Not at once: `resume` may be called while a message is being processed.
+            # Not at once, since `resume` may be called while a message is being processed.
             self._loop.call_soon(self._read_on)
 
     def close(self) -> None:
-        """End the connection once what was sent is written, within `_GOODBYE_S`."""
+        """End the connection once all queued bytes are written, within `_GOODBYE_S`."""
         transport = self._transport
         if transport is not None and self._goodbye is None:
             self._goodbye = self._loop.call_later(_GOODBYE_S, transport.abort)
@@ -184,7 +184,7 @@ class Framed(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """The memory that the next read fills."""
+        """The memory for the next read."""
         for piece in (self._fields, self._run):
             if piece is not None and not piece.is_whole:
                 return piece.room()
@@ -193,7 +193,7 @@ class Framed(asyncio.BufferedProtocol):
         return view[len(kept) :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Process the messages that these `nbytes` bytes complete."""
+        """Process the messages that are complete with the `nbytes` new bytes."""
         try:
             for piece in (self._fields, self._run):
                 if piece is not None and not piece.is_whole:
@@ -206,20 +206,20 @@ class Framed(asyncio.BufferedProtocol):
             self._break(error)
 
     def pause_writing(self) -> None:
-        """Stop sending: the peer reads too slowly, or not at all."""
+        """Stop sending, because the peer reads too slowly, or not at all."""
         self._is_writing_paused = True
         if self._former is not None:
             self._former.pause_writing()
 
     def resume_writing(self) -> None:
-        """Send again: the peer has caught up."""
+        """Continue sending, because the peer has caught up."""
         self._is_writing_paused = False
         if self._former is not None:
             self._former.resume_writing()
         self.announce()
 
     def eof_received(self) -> None:
-        """Close this end too, now that the peer has closed its end."""
+        """Close this end, because the peer has closed its end."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete `closed`, and notify the former protocol."""
@@ -243,7 +243,7 @@ class Framed(asyncio.BufferedProtocol):
         self.abort()
 
     def _parse(self, data: memoryview) -> None:
-        """Process whole messages in `data`, begin an incomplete one, and keep a partial head."""
+        """Process complete messages in `data`, begin an incomplete one, and keep a partial head."""
         at, end = 0, len(data)
         head_size = frames.FRAME_HEAD.size
         while end - at >= head_size and not self._is_paused and self._error is None:
@@ -300,7 +300,7 @@ async def accept(
     """Upgrade the connection to the protocol `name`. Raises: BadRequest, ConnectionError."""
     if is_followed(request):
         raise BadRequest(
-            "bytes follow the request for an upgrade: send them after its answer (101)"
+            "bytes follow the request for an upgrade: send them only after the response 101"
         )
     answer = web.StreamResponse(
         status=HTTPStatus.SWITCHING_PROTOCOLS,
@@ -309,14 +309,14 @@ async def accept(
     await answer.prepare(request)
     transport = request.transport
     if transport is None or transport.is_closing():
-        raise ConnectionResetError("the caller has gone")
+        raise ConnectionResetError("the caller has disconnected")
     framed = Framed(speaker)
     framed.take_over(transport, request.protocol)
     return framed, answer
 
 
 class _Tail:
-    """Bytes that aiohttp received after the answer that upgrades the connection."""
+    """Collects bytes that aiohttp received after the response 101."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -358,7 +358,7 @@ def _handed_over(
         raise aiohttp.ClientConnectionResetError("the connection has ended")
     former.set_parser(tail, None)
     if tail.data:
-        raise aiohttp.ClientError(f"{len(tail.data)} bytes came before the first request")
+        raise aiohttp.ClientError(f"the peer sent {len(tail.data)} bytes before the first request")
     framed = Framed(speaker)
     framed.take_over(transport, former, response.close)
     return framed

@@ -1,4 +1,4 @@
-"""A gateway's clients of the metadata service: logs, transactions, access tokens, audit log."""
+"""A gateway's clients of the metadata service, for logs, transactions, tokens and the audit log."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,13 +23,13 @@ class LogClient:
     """Reads and changes log metadata. All methods may raise MetadataUnavailable."""
 
     def __init__(self, client: MetadataRequests, clock: HeardClock | None = None) -> None:
-        """`clock` gets the database's time from each answer."""
+        """`clock`: updated with the database's time from each answer."""
         self._client = client
         self.clock = clock or HeardClock()
         self.database_ms = self.clock.now_ms
 
     def _heard(self, row: LogMetadata) -> LogMetadata:
-        """Give the time of `row` to the clock, and return `row`."""
+        """Update the clock with the time of `row`, and return `row`."""
         if row.read_ms:
             self.clock.hear(row.read_ms)
         return row
@@ -46,10 +46,10 @@ class LogClient:
     async def create(
         self, log: LogMetadata, *, once: Once | None = None
     ) -> tuple[LogMetadata, bool]:
-        """Create a log. Returns the metadata of the log of this name, and whether this call created
-        it. A late copy of the client's request `once` creates nothing.
+        """Create a log. Returns the metadata of the log with this name, and whether this call
+        created it. A late copy of the client's request `once` creates nothing.
 
-        Raises: NoSuchLog if the log of the first copy was deleted since.
+        Raises: NoSuchLog if the log that the first copy created has been deleted since.
         """
         return await self._create(
             log_bodies.LogCreateBody(row=log, attempt=new_attempt(), once=once)
@@ -58,12 +58,12 @@ class LogClient:
     async def fork(
         self, log: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
-        """Create a log as a fork of `source`. Returns the metadata of the log of this name, and
-        whether this call created it. The fork shares the ledgers that the source's metadata has
-        below the offset `at` when the fork is created. All else is from `log`, which is empty.
+        """Create a log as a fork of `source`. Returns the metadata of the log with this name, and
+        whether this call created it. The fork shares the source's ledgers below the offset `at`, as
+        of the fork's creation. All else is from `log`, which has no ledgers.
 
         Raises: NoSuchLog for the source, LogDeleted; InvalidRequest if the source begins after
-        `at`, or has unsealed ledgers there.
+        `at`, or has unsealed ledgers below `at`.
         """
         fork = log_bodies.ForkBody(source=source.name, created_at=source.created_at, at=at)
         return await self._create(
@@ -78,8 +78,9 @@ class LogClient:
         return self._heard(row), True
 
     async def cas(self, log: LogMetadata, *, once: Once | None = None) -> tuple[bool, LogMetadata]:
-        """Replace a log's metadata. Returns, once the outcome is certain, whether it was replaced,
-        and the current metadata. A late copy of the client's request `once` replaces nothing.
+        """Replace a log's metadata. Returns, once the outcome is certain, whether this call
+        replaced it, and the current metadata. A late copy of the client's request `once` replaces
+        nothing.
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only if nothing was sent.
         """
@@ -121,9 +122,9 @@ class LogClient:
         return [self._heard(row) for row in page.logs], page.next
 
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
-        """The ids of these ledgers (at most LOG_LEDGERS_MAX) that forks name, from the primary."""
+        """The ledgers among these (at most LOG_LEDGERS_MAX) that forks name, from the primary."""
         body = log_bodies.SharedAsk(ledgers=tuple(ledger_ids))
-        # The caller deletes ledgers because of this answer, so it must be proven (rule 18a).
+        # The caller deletes ledgers based on this answer, so it needs proof (rule 18a).
         found = await self._client.ask(
             "POST", "/v1/shared-ledgers", body, gives=log_bodies.LedgerIds, proof=True
         )
@@ -138,17 +139,17 @@ class LogClient:
         log: str | None = None,
     ) -> tuple[int, ...]:
         """Ledgers with ids above `after`, ascending, that were created for a log, but that no log
-        has named for `older_than_s`. With `log`: only those that had a place in a log of this name.
+        has named for `older_than_s`. With `log`: only ledgers that were in a log of this name.
         """
         query = query_of(older_than_s=int(older_than_s), limit=limit, after=after, log=log)
-        # The caller fences, recovers and deletes these ledgers because of this answer (rule 18a).
+        # The caller fences and deletes these ledgers, so the answer needs proof (rule 18a).
         found = await self._client.ask(
             "GET", "/v1/orphans", gives=log_bodies.LedgerIds, query=query, proof=True
         )
         return found.ledgers
 
     async def delete_unnamed(self, ledger_id: int) -> None:
-        """Delete a ledger that was created for a log, if no log names it in that same transaction.
+        """Delete a ledger that was created for a log, unless a log names it in that transaction.
 
         Raises: OwnedByLog; NoSuchLedger if the ledger never existed. Deleting twice is harmless.
         """
@@ -172,7 +173,7 @@ class TransactionClient:
 
         Raises: NoSuchLog, LogClosed.
         """
-        # The client draws the id, so that a retry of the request begins no second transaction.
+        # The id is chosen here, so that a retry of the request begins no second transaction.
         drawn = new_attempt()
         body = log_bodies.TransactionBeginBody(
             id=drawn, log=log, app=app, version=version, expires_in_s=expires_in_s
@@ -191,14 +192,14 @@ class TransactionClient:
         return (await self._client.ask("POST", path, gives=log_bodies.TransactionAlive)).state
 
     async def abort(self, transaction_id: str) -> Transaction:
-        """Abort: nothing is published. Raises: NoSuchTransaction, TransactionCommitted."""
+        """Abort a transaction. Raises: NoSuchTransaction, TransactionCommitted."""
         path = f"/v1/transactions/{transaction_id}/abort"
         return await self._client.ask("POST", path, gives=Transaction)
 
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
     ) -> tuple[Transaction | None, LogMetadata | None]:
-        """Commit with these ledgers; `log` is the log's metadata after the publication.
+        """Commit with these ledgers; `log` is the log's metadata after the commit.
 
         Returns, once the outcome is certain, the transaction (None if the log has another version),
         and the log's current metadata (None if this call did not change it). Raises:
@@ -225,7 +226,7 @@ class AuditClient:
     async def page(
         self, *, after: int, since: datetime | None, target: str | None, limit: int
     ) -> token_bodies.AuditList:
-        """Records with numbers above `after`, in ascending order."""
+        """A page of records with numbers above `after`, in ascending order."""
         when = None if since is None else since.isoformat()
         query = query_of(after=after, since=when, target=target, limit=limit)
         return await self._client.ask("GET", "/v1/audit", gives=token_bodies.AuditList, query=query)
@@ -256,7 +257,7 @@ class TokenClient:
 
     async def list(self, known: str | None = None) -> token_bodies.TokenList:
         """All tokens, unless `known` is the list's current version. Requires proof that the
-        database did not go back: a restored database may list revoked tokens (rule 18a).
+        database did not go back, because a restored database may list revoked tokens (rule 18a).
         """
         query = query_of(known=known)
         return await self._client.ask(

@@ -1,7 +1,7 @@
-"""Asks bookies what their disks hold of a CLOSED ledger, so that a loss can be proven (rule 31).
+"""Queries bookies for their stored entries of a CLOSED ledger, to prove a loss (rule 31).
 
 `POST /v1/ledgers/{id}/digests` reads every entry that it reports, so a reported copy can be served.
-Any result but a checked answer counts as silence.
+Any result except a checked answer counts as silence.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from quorumlog.wire.bodies import Body, T, json_of, received
 from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody
 
 _SPAN: Final = 1000
-"""Entries in one request: no more than the 1,000 ranges that a bookie lists in an answer."""
+"""Number of entries in one request, at most the 1,000 ranges that a bookie's answer can list."""
 _ASK_S: Final = 60.0
 
 
 class HoldingsClient:
-    """Asks the bookies of a ledger what they hold."""
+    """Queries a ledger's bookies for their stored entries."""
 
     def __init__(self, directory: Directory, session: aiohttp.ClientSession) -> None:
-        """`session` is shared and not closed here."""
+        """`session`: shared, and not closed by this client."""
         self._directory = directory
         self._session = session
 
     async def answers(self, row: LedgerMetadata, ranges: Ranges) -> AsyncIterator[Answers]:
-        """Yield for each entry, in order, the answers of all bookies that could hold it."""
+        """Yield for each entry, in order, the answers of all bookies that could store it."""
         for low, high in ranges:
             for first in range(low, high + 1, _SPAN):
                 last = min(high, first + _SPAN - 1)
@@ -50,7 +50,7 @@ class HoldingsClient:
                     yield found
 
     async def lost(self, row: LedgerMetadata, ranges: Ranges) -> tuple[Answers, ...]:
-        """The entries that every bookie that could hold them denies."""
+        """The lost entries: each is denied by every bookie that could store it."""
         if row.last_entry is None:
             return ()  # the ledger has no last entry yet, so nothing can be proven lost
         kept = tuple(
@@ -61,7 +61,7 @@ class HoldingsClient:
         lost: list[Answers] = []
         silent: set[str] = set()
         for first, last in kept:
-            # One silent bookie makes a proof impossible, so only the first silence is waited for.
+            # One silent bookie makes a proof impossible, so stop at the first one.
             if silent.isdisjoint(loss.holders(row, first)):
                 async for found in self.answers(row, ((first, last),)):
                     if found.is_lost():
@@ -90,7 +90,7 @@ class HoldingsClient:
 
 
 def answers_json(found: Answers) -> dict[str, Any]:
-    """A lost range, and the answer of each bookie that could have it, as a JSON object."""
+    """A lost range, and the answer of each bookie that could store it, as a JSON object."""
     return {"first": found.first, "last": found.last, "answers": dict(found.words)}
 
 
@@ -103,9 +103,8 @@ async def ask_bookie(
     *,
     limit_s: float,
 ) -> T | None:
-    """Send a bookie a GET, or a POST with the body `asked`, and return its answer as a `gives`.
-
-    Returns None unless the bookie `name` itself answers 200 with a valid body within `limit_s`.
+    """Send a bookie a GET, or a POST with the body `asked`, and return the answer as a `gives`.
+    Returns None unless the bookie `name` answers 200 with a valid body within `limit_s`.
     """
     ask = session.get if asked is None else partial(session.post, data=json_of(asked))
     limit, expected = aiohttp.ClientTimeout(total=limit_s), ExpectedServer(Role.BOOKIE, name)
@@ -118,8 +117,8 @@ async def ask_bookie(
 
 
 def _speaks_for(bookie: str, member: str) -> bool:
-    """Whether an answering bookie may answer for a member. A later incarnation has what is left of
-    the disk of earlier ones (rule 15). An earlier incarnation is an old copy of the directory.
+    """Whether an answering bookie may answer for a member. A later incarnation may, because it has
+    the remaining data of earlier ones (rule 15). An earlier one is an old copy of the directory.
     """
     try:
         is_later = member_incarnation(bookie) >= member_incarnation(member)

@@ -1,10 +1,10 @@
-"""Checks of `Host`, `Origin` and framing: which hosts and which web pages are accepted.
+"""Checks of the headers `Host` and `Origin`, and of a body's framing.
 
-A browser on a machine that reaches the cluster may run an attacker's page. The page's host name may
+A browser on a machine that can reach the cluster may run an attacker's page, whose host name may
 resolve to the address of a service (DNS rebinding). The browser then treats the service as part of
-the page's site, and `Host` is the page's. Without a preflight, a browser also sends some
+the page's site, and `Host` contains the page's host. Without a preflight, a browser also sends some
 state-changing requests to other sites: a POST without a typed body, and the handshake of a
-WebSocket. The `Origin` of these is the page's. Programs other than browsers send no `Origin`.
+WebSocket. Such a request's `Origin` is the page's. Programs other than browsers send no `Origin`.
 """
 
 from collections.abc import Container, Iterable
@@ -19,18 +19,18 @@ from quorumlog.errors import BadRequest, CodingUnknown, Forbidden, ForeignHost
 _LOOPBACK: Final = "localhost"
 _CHUNKED: Final = "chunked"
 _SEEN_MAX: Final = 1000
-"""The most spellings of allowed hosts to remember: loopback has 2^24 addresses (by judgement)."""
+"""Maximum number of accepted hosts to remember, since loopback has 2^24 addresses (judgement)."""
 _VERSIONS: Final = (HttpVersion11, HttpVersion10)
 _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 
 
 class Hosts:
     """The hosts that a process accepts: loopback names, IP addresses, the advertised host, and
-    configured ones. A `Host` with an IP address is safe, since DNS rebinding needs a name.
+    configured ones. A `Host` with an IP address is safe, since DNS rebinding requires a name.
     """
 
     def __init__(self, url: str = "", allowed: Iterable[str] = ()) -> None:
-        """`url` is the advertised URL; `*` in `allowed` allows every host."""
+        """`url`: the advertised URL; `allowed`: further hosts, or `*` for all."""
         parts = urlsplit(url)
         self._origin = f"{parts.scheme}://{parts.netloc}".lower()
         names = {_plain(name) for name in allowed}
@@ -39,7 +39,7 @@ class Hosts:
         self._seen: set[str] = set()
 
     def check(self, request: web.BaseRequest) -> None:
-        """Refuse a request for a host that is not accepted. Raises: ForeignHost, BadRequest."""
+        """Refuse a request if its host is not accepted. Raises: ForeignHost, BadRequest."""
         if request.version not in _VERSIONS:
             # aiohttp's parser accepts HTTP/0.9, which has no headers, and HTTP/2.0, which it can't
             # speak.
@@ -48,11 +48,10 @@ class Hosts:
             )
         _check_framing(request)
         if not request.raw_path.startswith("/") and "://" in request.raw_path:
-            # The host of an absolute URI replaces `Host`, and gets into answers (RFC 9112, 3.2.2).
+            # The host of an absolute URI replaces `Host`, and occurs in answers (RFC 9112, 3.2.2).
             self._check(request.url.host_port_subcomponent or "")
         host = request.headers.get(hdrs.HOST)
-        # Only HTTP/1.0, which no browser sends, may lack `Host`: the parser requires it in
-        # HTTP/1.1.
+        # `Host` may be missing only in HTTP/1.0, which no browser sends.
         if host is not None:
             self._check(host)
 
@@ -61,25 +60,25 @@ class Hosts:
             return
         if not self._allows(_name_of(host)):
             raise ForeignHost(
-                f"{host[:100]!r} is not a host of this process: it accepts loopback names, IP"
-                " addresses, the host of ADVERTISED_URL, and ALLOWED_HOSTS"
+                f"host {host[:100]!r} is not accepted: use a loopback name, an IP"
+                " address or the host of ADVERTISED_URL, or add the host to ALLOWED_HOSTS"
             )
         if len(self._seen) < _SEEN_MAX:
             self._seen.add(host)
 
     def knows(self, host: str | None) -> bool:
-        """Whether `check` has accepted this `Host` before, and so would accept it again."""
+        """Whether `check` has accepted this `Host` before, so that no further check is needed."""
         return host in self._seen
 
     def check_origin(self, request: web.BaseRequest, allowed: Container[str] = ()) -> None:
-        """Refuse a state-changing request of a page with a disallowed origin. Raises: Forbidden."""
+        """Refuse a state-changing request from a disallowed origin. Raises: Forbidden."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or (request.method in _SAFE and hdrs.UPGRADE not in request.headers):
             return
         own = (f"{request.scheme}://{request.headers.get(hdrs.HOST)}", self._origin)
         if origin not in own and "*" not in allowed and origin not in allowed:
             raise Forbidden(
-                "web pages of this origin may not do this: allow it by CORS_ORIGINS of the gateways"
+                f"the web page's origin {origin[:100]!r} is not allowed: add it to CORS_ORIGINS"
             )
 
     def _allows(self, name: str) -> bool:
@@ -93,13 +92,13 @@ class Hosts:
 
 
 def _check_framing(request: web.BaseRequest) -> None:
-    """Refuse a body whose end another server might see elsewhere, and close the connection."""
+    """Refuse a body whose end is ambiguous for other servers, and close the connection."""
     headers = request.headers
     coding = ",".join(headers.getall(hdrs.TRANSFER_ENCODING, (_CHUNKED,)))
     if coding.strip().lower() != _CHUNKED:
         request.protocol.close()
         raise CodingUnknown(
-            f"Transfer-Encoding is {coding[:100]!r}: send chunked, and name a compression in Content-Encoding"
+            f"Transfer-Encoding {coding[:100]!r} is not supported: use chunked, with any compression in Content-Encoding"
         )
     length = headers.get(hdrs.CONTENT_LENGTH, "0")
     if length != "0" and length[:1] in ("0", ""):
@@ -108,7 +107,7 @@ def _check_framing(request: web.BaseRequest) -> None:
 
 
 def _name_of(host: str) -> str:
-    """The name or the address in a `Host`, without its port; "" if it is malformed."""
+    """The name or the address in a `Host`, without the port; "" if `Host` is malformed."""
     if host.startswith("["):
         address, bracket, port = host[1:].partition("]")
         return address if bracket and ":" in address and (not port or port[0] == ":") else ""

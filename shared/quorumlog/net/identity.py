@@ -1,10 +1,10 @@
-"""Identities of a service's callers, and the credentials that it presents (docs/reference/security.md).
+"""Identities of a service's callers, and a service's own credentials (docs/reference/security.md).
 
-The internal listener of every service has an authenticator identify the caller of each request
-before anything else. A `ClusterSecret` knows only one caller: a process with the secret may act as
-every service and as the operator.
+At the internal listener of every service, an authenticator first identifies the caller of each
+request. With a `ClusterSecret` there is only one identity: a process with the secret may act as any
+service and as an operator.
 
-Files with credentials are checked periodically (`Followed`), so changes need no restart.
+Files with credentials are read again when they change (`Followed`), without a restart.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     """A person who uses the command line."""
     MONITOR = "monitor"
-    """A monitoring system, which reads health and metrics only."""
+    """A monitoring system, which only reads health and metrics."""
 
 
 GATEWAYS: Final = frozenset({Role.GATEWAY})
@@ -44,7 +44,7 @@ METADATA: Final = frozenset({Role.METADATA})
 HEALERS: Final = frozenset({Role.AUTORECOVERY})
 OPERATORS: Final = frozenset({Role.OPERATOR})
 WRITERS: Final = GATEWAYS | HEALERS
-"""The processes that run the protocol's machines: they change ledger metadata and read keys."""
+"""Roles that run the protocol's machines, so they change ledger metadata and read keys."""
 SERVICES: Final = WRITERS | BOOKIES
 ALL: Final = SERVICES | OPERATORS
 
@@ -54,17 +54,17 @@ class Identity:
     """The identity of a caller."""
 
     role: Role | None
-    """None if the caller may be any service of this cluster or its operator."""
+    """None if the caller may be any service of this cluster or an operator."""
     name: str
     hosts: frozenset[str] | None = None
-    """The hosts that are proven to be the caller's; None if there is no such proof."""
+    """The hosts in the caller's certificate; None if the caller has presented none."""
 
 
 ANYBODY: Final = Identity(None, "anonymous")
-"""The caller at a listener that needs no credentials."""
+"""The identity of any caller at a listener that needs no credentials."""
 
 CALLER: Final = web.RequestKey("caller", Identity)
-"""The key of the caller of a request to an internal listener."""
+"""The request key for the caller's identity at an internal listener."""
 
 
 class Authenticator(Protocol):
@@ -82,13 +82,13 @@ class HoldsConnections(Protocol):
 
 
 class PeerGuard(Protocol):
-    """Checks the processes at the other ends of TLS connections."""
+    """Checks the peers of TLS connections."""
 
     def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
-        """Refuse a server without this role (and name, if given). Raises: CertificateError."""
+        """Refuse a server of another role (or name, if given). Raises: CertificateError."""
 
     def watch(self, holder: HoldsConnections) -> None:
-        """Cut the connections of `holder` whose peers are refused from then on."""
+        """From now on, abort connections of `holder` whose peers are no longer accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Credentials:
 
 
 ANONYMOUS: Final = Credentials()
-"""No credentials: enough if only loopback can reach the services, and no secret is set."""
+"""No credentials, which suffices if services listen on loopback only and no secret is set."""
 
 
 def caller_of(request: web.Request) -> Identity:
@@ -117,29 +117,29 @@ def check_name(request: web.Request, name: str) -> None:
     caller = caller_of(request)
     if caller.role is Role.BOOKIE and caller.name != name:
         raise CallerRefused(
-            f"the certificate of bookie {caller.name} may not speak for bookie {name}: give"
-            f" {name} a certificate of its own"
+            f"bookie {caller.name} may not act for bookie {name} with its certificate: issue"
+            f" a certificate for {name}"
         )
 
 
 def check_url(request: web.Request, url: str) -> None:
-    """Refuse a caller that claims to listen at a host of another process. Raises: CallerRefused."""
+    """Refuse a caller whose URL has a host outside of its certificate. Raises: CallerRefused."""
     caller = caller_of(request)
     if caller.hosts is None or caller.role is Role.OPERATOR or not url:
         return
     parts = urlsplit(url)
     if parts.scheme != "https":
-        raise CallerRefused(f"{url} is not a URL of a listener with a certificate: https://…")
+        raise CallerRefused(f"{url} must begin with https://, because the caller has a certificate")
     host = (parts.hostname or "").lower()
     if host not in caller.hosts and not _is_wild(host, caller.hosts):
         raise CallerRefused(
-            f"{url} is not a URL of {caller.role} {caller.name}, whose certificate is for"
+            f"the host of {url} is not in the certificate of {caller.role} {caller.name}, which lists"
             f" {', '.join(sorted(caller.hosts)) or 'no host'}"
         )
 
 
 def _is_wild(host: str, hosts: frozenset[str]) -> bool:
-    """Whether a certificate's `*.example` includes a host, by the rules of TLS clients."""
+    """Whether a wildcard such as `*.example` matches a host, by the rules of TLS clients."""
     first, _, rest = host.partition(".")
     return bool(first) and f"*.{rest}" in hosts
 
@@ -147,37 +147,37 @@ def _is_wild(host: str, hosts: frozenset[str]) -> bool:
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
-"""The interval of checks of files (chosen by judgement)."""
+"""The interval at which files are checked (chosen by judgement)."""
 
 Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Differs once a file, its place or its permissions have changed; None if there is no file."""
+    """A value that changes with a file's content, inode or permissions; None without a file."""
     try:
         found = path.stat()
     except OSError:
         return None
-    # Not the time of modification: a copy may preserve it, and a new mode does not change it.
+    # Don't use the time of modification: a copy may preserve it, and a new mode keeps it.
     return found.st_ctime_ns, found.st_ino, found.st_size
 
 
 class Followed(ABC):
-    """Data from files that belong together, which is read again when they change."""
+    """Data from a group of files, which is read again when a file changes."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """The current state of the files counts as loaded."""
+        """Create the object; the current state of the files counts as loaded."""
         self._paths = tuple(paths)
         self._seen = self._known = tuple(map(stamp_of, self._paths))
 
     async def follow(self) -> Never:
-        """Load changed files, for ever. Files that can't be used change nothing."""
+        """Load changed files, for ever. Unusable files are ignored."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """Load the files once they have changed and two checks in a row find them alike."""
+        """Load the files if they have changed and are the same at two successive checks."""
         found = tuple(map(stamp_of, self._paths))
         was_seen, self._seen = found == self._seen, found
         if was_seen and found != self._known:
@@ -193,38 +193,38 @@ _OF_THE_CLUSTER: Final = Identity(None, "cluster")
 
 
 class ClusterSecret(Followed):
-    """A secret that all services of a cluster share, sent as `Authorization: Bearer`. It implements
+    """A secret that all services of a cluster share, sent as `Authorization: Bearer`. Implements
     `Authenticator`.
 
-    Its file has two lines while a new secret replaces another: the first is presented, both are
-    accepted (docs/guides/operations.md, "A new secret"). A changed file takes effect in seconds.
-    Invariant: neither the object nor an error shows the secret as text.
+    While a new secret replaces another, the file has two lines: the first secret is presented, and
+    both are accepted (docs/guides/operations.md, "A new secret"). A changed file takes effect in
+    seconds. Invariant: neither the object nor an error shows the secret as text.
     """
 
     def __init__(self, text: str, file: Path | None = None) -> None:
-        """`file` is the file that `text` was read from. Raises: SecretUnusable."""
+        """`file`: the file from which `text` was read. Raises: SecretUnusable."""
         super().__init__(() if file is None else (file,))
         self._headers: dict[str, str] = {}
         self.credentials = Credentials(self._headers)
         self._take(checked_secrets(text))
 
     def _take(self, tokens: tuple[str, ...]) -> None:
-        # In place, since sessions hold the credentials.
+        # Change the dictionary in place, since sessions refer to it.
         self._headers.update(headers_of(tokens[0]))
         self._tokens = tuple(token.encode() for token in tokens)
 
     def identify(self, request: web.BaseRequest) -> Identity:
-        """The identity that all services of the cluster share. Raises: Unauthenticated."""
+        """The one identity of all services of the cluster. Raises: Unauthenticated."""
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated(
-                "only the cluster's services and operators may ask this, with its secret as"
-                " Authorization: Bearer (CLUSTER_SECRET_FILE; of the command line also --secret-file)"
+                "the cluster's secret is required on this listener: send it as"
+                " Authorization: Bearer (CLUSTER_SECRET_FILE, or --secret-file of the command line)"
             )
         given = token.encode("utf-8", "surrogateescape")
-        # Constant time: the time of an answer reveals nothing of the secret.
+        # Compare in constant time, so that response times reveal nothing about the secret.
         if not any(hmac.compare_digest(given, token) for token in self._tokens):
-            raise Unauthenticated("this is not the cluster's secret")
+            raise Unauthenticated("the secret must be this cluster's (CLUSTER_SECRET_FILE)")
         return _OF_THE_CLUSTER
 
     def reload(self) -> None:

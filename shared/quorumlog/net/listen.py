@@ -1,4 +1,4 @@
-"""Accepts every service's connections, also over TLS and behind proxies, and ends them in order."""
+"""Accepts and ends the connections of every service, also over TLS and behind proxies."""
 
 import asyncio
 import contextlib
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
 _ACCEPT_AGAIN_S: Final = 0.1
-"""The pause after a connection could not be accepted (chosen by judgement)."""
+"""Pause after a connection could not be accepted (chosen by judgement)."""
 _REPORT_EVERY_S: Final = 1.0
 _ACCEPT_TURNS: Final = 3
-"""Turns of asyncio's event loop between accepting a connection and notifying its protocol."""
+"""Number of turns of asyncio's event loop from accepting a connection to calling its protocol."""
 _NAMED: Final = 5
-"""A log line lists at most this many of the things that an ending process waits for."""
+"""Maximum number of items that a log line lists of those that an ending process waits for."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
 class PortUnusable(OSError):
-    """Nothing can listen at a port; the message says why."""
+    """No server can listen at a port; the message contains the reason."""
 
 
 @contextlib.contextmanager
@@ -42,13 +42,13 @@ def _naming(host: str, port: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _TAKEN:
             raise
-        reason = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used ({error})"
-        raise PortUnusable(f"port {port} of {host} {reason}") from error
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"can't be used ({error})"
+        raise PortUnusable(f"port {port} of {host} {reason}: choose another port") from error
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket for `listening`, so that the port is known before the application is made. With
-    port 0 the system chooses a port. Raises: PortUnusable, OSError.
+    """Bind a socket for `listening`, so that the port is known before the application exists. For
+    port 0, the system chooses a port. Raises: PortUnusable, OSError.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
@@ -68,8 +68,8 @@ async def _listening_on(
     listener: Listener, bound: socket.socket, context: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Accept connections that begin with a TLS handshake or a proxy's header, until the block ends.
-    Each connection counts against the limits, and has a deadline, from its start: asyncio's server
-    would begin any number of handshakes at once, with peers that may send nothing.
+    Limits and deadlines apply from a connection's start. (asyncio's server would begin any number
+    of handshakes at once, even with peers that send nothing.)
     """
     bound.setblocking(False)
     bound.listen(_BACKLOG)
@@ -103,11 +103,11 @@ async def _accept_all(
 
 
 def _take_place(listener: Listener, peer: str) -> Callable[[], None] | None:
-    """Count a connection before its handshake. Returns a function to undo this; None if refused."""
+    """Count a connection before its handshake. Returns a function to undo it; None if refused."""
     try:
         listener.connections.take(peer)
     except Overloaded:
-        # No answer is possible before the handshake. A few may complete it, and then get a 429.
+        # No answer is possible before the handshake, so a few may complete it, and then get a 429.
         if listener.refuse():
             return listener.give_refused
         listener.give_refused()
@@ -122,7 +122,7 @@ async def _welcome(
     context: ssl.SSLContext | None,
     give: Callable[[], None],
 ) -> None:
-    """Read a proxy's header and do the TLS handshake; after that, aiohttp's protocol takes over."""
+    """Read a proxy's header and do the TLS handshake, and hand over to aiohttp's protocol."""
     connection, has_place = listener.connection(), True
     proxies, limit_s = listener.limits.proxies, listener.limits.head_timeout_s
 
@@ -159,7 +159,7 @@ async def listening(
     bound: socket.socket | None = None,
     context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Listener]:
-    """Start the application and listen: on the socket `bound` if given, over TLS if `context` is
+    """Start the application and listen, on the socket `bound` if given, over TLS if `context` is
     given. At the end of the block, stop listening, finish requests in progress (within the limits'
     `drain_timeout_s`), and run the application's clean-up.
 
@@ -194,7 +194,7 @@ async def listening(
 
 
 async def _stop_accepting(sockets: asyncio.Server) -> None:
-    """Close a server once all accepted connections have protocols: asyncio would leak the rest."""
+    """Close a server once all accepted connections have protocols; asyncio would leak the rest."""
     loop = asyncio.get_running_loop()
     for each in sockets.sockets:
         loop.remove_reader(each)
@@ -204,14 +204,14 @@ async def _stop_accepting(sockets: asyncio.Server) -> None:
 
 
 def in_words(waits_for: Sequence[str]) -> str:
-    """The items that a process waits for, as text: the first few, and the number of the others."""
+    """The first items that a process waits for, and the number of the others, as text."""
     more = len(waits_for) - _NAMED
     return "; ".join((*waits_for[:_NAMED], *([f"{more} more"] if more > 0 else ())))
 
 
 @contextlib.asynccontextmanager
 async def reporting(waits_for: Callable[[], Sequence[str]]) -> AsyncIterator[None]:
-    """Log every second what an ending process waits for, until the block ends."""
+    """Log the items that an ending process waits for, every second until the block ends."""
 
     async def notify() -> None:
         while True:

@@ -1,13 +1,12 @@
-"""A process's use of the machine's memory and file descriptors.
+"""Manages a process's use of memory and file descriptors.
 
-Freed memory goes back to the operating system, but not at once.
-
-By default the C library returns a large block as soon as it is freed. The next one costs a page
-fault per page: 1 ms per MB of a run, more than all else that a bookie does with it (measured). The
-library keeps the memory of many small blocks: after some hundred megabytes of pages or bodies the
-process would stay as large for ever. Objects in reference cycles are freed by Python's collector,
-which runs as objects are created, and few are after a busy time. Without glibc, none of this is
-changed.
+Freed memory is returned to the operating system, but not at once. By default the C library returns
+a large block as soon as it is freed. The next large block then costs a page fault per page: 1 ms
+per MB of a run, more than all other work of a bookie on the run (measured). The library never
+returns the memory of many small blocks, so after some hundred megabytes of pages or bodies the
+process would stay that large. Objects in reference cycles are freed by Python's collector, which
+runs when objects are created, so rarely after a busy time. Without glibc, this module changes
+nothing.
 """
 
 import asyncio
@@ -27,26 +26,26 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 5.0
 _WORTH_BYTES: Final = 32 << 20
-"""Less idle memory is not worth a walk over the whole heap at once (chosen by judgement)."""
+"""Minimum idle memory that justifies a walk over the whole heap (chosen by judgement)."""
 _LOOKS: Final = 6
-"""One in this many checks (every half minute) trims even little idle memory. At an earlier trim,
-one small block may have kept a whole page; when that block is freed, idle memory hardly grows. This
-trim takes 9 ms for a heap of 600 MB (measured), and follows a collection of younger objects."""
+"""Number of checks (half a minute) between trims of even little idle memory. At an earlier trim,
+one small block may have kept a whole page; when that block is freed, idle memory hardly grows. Such
+a trim takes 9 ms for a heap of 600 MB (measured), after a collection of younger objects."""
 _YOUNGER, _ALL = 1, 2
-"""Generations to collect. The oldest has most objects: collecting a million takes 0.2 s."""
+"""Generations to collect. The oldest has most objects, and collecting a million takes 0.2 s."""
 _QUIET: Final = 5
 _BUSY: Final = 3
-"""Automatic collections in half a minute: at most `_QUIET` in a quiet one, at least `_BUSY` in a
-busy one. Each follows 10,000 objects made and not freed (chosen by judgement)."""
+"""Number of automatic collections in half a minute: at most `_QUIET` if quiet, at least `_BUSY` if
+busy. Each collection follows 10,000 new objects that were not freed (chosen by judgement)."""
 _KEPT_BYTES: Final = 64 << 20
-"""Freed bytes at the heap's end, kept for the next large block until a check returns them."""
+"""Maximum free memory at the heap's end, kept for the next large block until a check returns it."""
 _IN_HEAP_BYTES: Final = 32 << 20
-"""Smaller blocks are allocated in the heap. This is the largest value that glibc allows."""
+"""Size below which blocks are allocated in the heap: the largest value that glibc allows."""
 _ARENAS: Final = 1
-"""All threads share an arena, since a trim does not shrink the others. The interpreter's lock
-prevents contention."""
+"""Number of arenas: one for all threads, since a trim shrinks only the main arena. The
+interpreter's lock prevents contention."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""The numbers of these three parameters for `mallopt`."""
+"""The numbers of the three parameters of `mallopt`."""
 _FIELDS: Final = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
     "keepcost",
@@ -63,8 +62,8 @@ class _Usage(ctypes.Structure):
 class Heap:
     """The C library's heap.
 
-    `trim` judges by idle memory, not by the library's free memory: that includes memory which the
-    system has got back already, so a busy time between two checks would not show.
+    `trim` depends on idle memory. The library's free memory also includes memory that the system
+    has got back already, so it would not show a busy time between two checks.
     """
 
     def __init__(self) -> None:
@@ -75,15 +74,15 @@ class Heap:
         self._least_idle_bytes = self.idle_bytes()
 
     def idle_bytes(self) -> int:
-        """Resident memory not in use: free in the library's heap or Python's (never trimmed)."""
+        """Resident but unused memory in the library's heap and Python's, which is never trimmed."""
         _, resident, shared, *_ = map(int, _STATM.read_text().split())
         usage = self._usage()
         in_use = int(usage.uordblks + usage.hblkhd)
         return (resident - shared) * resource.getpagesize() - in_use
 
     def trim(self, worth_bytes: int = _WORTH_BYTES) -> int:
-        """Return idle memory to the system if it exceeds its minimum by `worth_bytes`. The result
-        is the number of bytes that went back.
+        """Return idle memory to the system if it exceeds its minimum by `worth_bytes`. Returns the
+        number of bytes given back.
         """
         idle = self.idle_bytes()
         self._least_idle_bytes = min(idle, self._least_idle_bytes)
@@ -98,11 +97,11 @@ class Circles:
     """Frees unreachable objects that refer to each other (reference cycles)."""
 
     def __init__(self) -> None:
-        """All existing objects count as checked."""
+        """Begin with all existing objects counted as checked."""
         self._seen = self._looked_at_all = self._rounds()
 
     def free(self) -> None:
-        """Collect younger objects; after each busy time all, since its cycles may have aged."""
+        """Collect younger objects; after a busy time, collect all, since cycles may have aged."""
         rounds, self._seen = self._seen, self._rounds()
         is_quiet = self._seen - rounds <= _QUIET
         if is_quiet and self._seen - self._looked_at_all >= _BUSY:
@@ -129,7 +128,7 @@ def keep_freed() -> None:
 
 
 async def trim_forever() -> None:
-    """Return freed memory periodically, even after a check failed (out of threads, say)."""
+    """Return freed memory periodically, even after a failed check (without free threads, say)."""
     try:
         heap = Heap()
     except (AttributeError, OSError):
@@ -145,7 +144,7 @@ async def _trim_periodically(heap: Heap) -> None:
         is_thorough = look % _LOOKS == 0
         if is_thorough:
             circles.free()
-        # In a thread: the trim of a large heap takes some milliseconds.
+        # Trim in a thread, because the trim of a large heap takes some milliseconds.
         freed = await asyncio.to_thread(heap.trim, 0 if is_thorough else _WORTH_BYTES)
         if freed >= _WORTH_BYTES:
             took_ms = round((loop.time() - begun) * 1000)
@@ -153,12 +152,12 @@ async def _trim_periodically(heap: Heap) -> None:
 
 
 OWN_MAX: Final = 512
-"""Descriptors reserved for the process itself: a bookie's 128 segments and 64 files of its index, a
-metadata service's pool, connections to other services, and refused connections."""
+"""Number of descriptors reserved for the process itself: a bookie's 128 segments and 64 index
+files, a metadata service's pool, connections to other services, and refused connections."""
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of open files to the hard limit, and return the limit in force.
+    """Raise the soft limit of open files to the hard limit, and return the resulting limit.
 
     Without free descriptors a process can't open its own files, and its event loop closes new
     connections silently. So clients are refused (429) before the process itself lacks descriptors.
@@ -172,8 +171,8 @@ def raise_limit() -> int:
 
 
 def connections_within(descriptors: int, wanted: int) -> int:
-    """The limit of client connections: `wanted`, or fewer if descriptors are scarce, but then at
-    least half of the descriptors.
+    """The limit of client connections: `wanted`, or less if descriptors are scarce, but at least
+    half of the descriptors.
     """
     if descriptors == resource.RLIM_INFINITY:
         return wanted

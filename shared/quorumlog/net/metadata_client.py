@@ -1,4 +1,4 @@
-"""The clients of the metadata service for ledgers, bookies, live services, and repairs."""
+"""Clients of the metadata service for ledgers, bookies, live services and repairs."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
@@ -23,7 +23,7 @@ from quorumlog.wire.rebuild_bodies import RebuildState
 
 _ROWS: Final = 1000
 _IDS: Final = 10_000
-"""The page sizes of lists of ledgers, and of lists of ids."""
+"""Page sizes of lists of ledgers and of lists of ids."""
 
 
 class MetadataClient(MetadataRequests):
@@ -32,18 +32,20 @@ class MetadataClient(MetadataRequests):
     # Ledger metadata.
 
     async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
-        """A ledger's metadata from the primary. With `proof`, deletions may rely on it (rule 18a).
+        """A ledger's metadata from the primary. With `proof`, it may justify a deletion (rule 18a).
 
         Raises: NoSuchLedger (`members["deleted"]`: whether it ever existed), MetadataUnavailable.
         """
         path = f"/v1/ledgers/{ledger_id}"
         row = await self.ask("GET", path, gives=LedgerMetadata, proof=proof)
         if row.ledger_id != ledger_id:
-            raise errors.MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
+            raise errors.MetadataUnavailable(
+                f"the service returned ledger {row.ledger_id} instead of {ledger_id}"
+            )
         return row
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """A ledger's status and metadata; UNKNOWN if no service answers, or the ledger is lost."""
+        """A ledger's status and metadata; UNKNOWN if no service answers or the metadata is lost."""
         try:
             row = await self.get(ledger_id)
         except errors.NoSuchLedger as error:
@@ -55,8 +57,8 @@ class MetadataClient(MetadataRequests):
     async def proofs(
         self, held: Mapping[int, Sequence[RowName]], holder: str
     ) -> Mapping[int, bodies.LedgerProof]:
-        """Proofs of ledgers' metadata, by id, which a deletion may rely on. `held` has the copies
-        that the bookie `holder` holds (rules 18a, 18c). Raises: MetadataUnavailable.
+        """Proofs of ledgers' metadata, by id, which may justify deletions. `held`: the copies on
+        the bookie `holder` (rules 18a, 18c). Raises: MetadataUnavailable.
         """
         asked: list[bodies.HeldBody] = []
         for ledger_id, names in held.items():
@@ -84,7 +86,7 @@ class MetadataClient(MetadataRequests):
             proof.ledger_id if proof.row is None else proof.row.ledger_id for proof in proofs
         ]  # fmt: skip
         if reported != [each.ledger_id for each in asked]:
-            raise errors.MetadataUnavailable("the answer is about other ledgers than the question")
+            raise errors.MetadataUnavailable("the answer is about other ledgers than the request")
         return proofs
 
     async def create(
@@ -93,8 +95,8 @@ class MetadataClient(MetadataRequests):
         """Create a ledger. For a negative `draft.ledger_id`, the service assigns the next free id.
         A late copy of the client's request `once` returns the ledger of the first copy.
 
-        Raises: LedgerExists, InvalidRequest, MetadataUnavailable (with the outcome unknown if a try
-        may have arrived: then the same attempt may be sent again).
+        Raises: LedgerExists, InvalidRequest, MetadataUnavailable. If its outcome is unknown, a try
+        may have arrived, and the same attempt may be sent again.
         """
         body = bodies.LedgerCreateBody(row=draft, attempt=attempt or new_attempt(), once=once)
         return await self.ask("POST", "/v1/ledgers", body, gives=LedgerMetadata)
@@ -110,9 +112,9 @@ class MetadataClient(MetadataRequests):
         """Replace a ledger's metadata if the stored version is `metadata.version`, and return the
         resulting metadata. A late copy of the client's request `once` replaces nothing.
 
-        Returns once the outcome is certain, however long that takes; UNKNOWN only if nothing was
-        sent. Raises: InvalidRequest for an illegal change; CopyLost if bookies hold copies of
-        versions that the database lacks (rule 18d).
+        Returns once the outcome is certain, without a time limit; UNKNOWN only if nothing was sent.
+        Raises: InvalidRequest for an illegal change; CopyLost if bookies have copies of versions
+        that the database lacks (rule 18d).
         """
         body = bodies.LedgerChange(
             row=metadata, attempt=attempt or new_attempt(), missed=missed, once=once
@@ -133,8 +135,8 @@ class MetadataClient(MetadataRequests):
     async def delete(
         self, ledger_id: int, *, version: int, row_attempt: str = "", attempt: str | None = None
     ) -> str:
-        """Replace a ledger's metadata of this version and attempt by a tombstone. Returns the
-        deletion's token once the outcome is certain.
+        """Replace a ledger's metadata by a tombstone if it has this version and attempt. Returns
+        the deletion's token once the outcome is certain.
 
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest, and MetadataUnavailable
         if nothing was sent.
@@ -156,8 +158,8 @@ class MetadataClient(MetadataRequests):
         limit: int = 100,
         shown: Sequence[str] | None = None,
     ) -> tuple[list[LedgerMetadata], int | None]:
-        """One page of ledgers by id, and the `after` of the next page (None at the end). `shown`
-        limits the page to some names (bodies.SHOWN).
+        """One page of ledgers by id, and the `after` of the next page (None at the end). `shown`:
+        the names to which the page is limited (bodies.SHOWN).
         """
         query = query_of(limit=limit, after=after, state=state, bookie=bookie, log=log)
         query |= shown_in(shown)
@@ -179,7 +181,7 @@ class MetadataClient(MetadataRequests):
 
     async def heads(self, ledger_ids: Sequence[int]) -> Mapping[int, LedgerHead]:
         """The state and the writer of each ledger, from the primary, by id; for at most HEADS_MAX
-        ids. A ledger that is missing was never created, or is lost. Raises: MetadataUnavailable.
+        ids. A missing ledger was never created, or is lost. Raises: MetadataUnavailable.
         """
         body = bodies.LedgerHeadsAsk(ledgers=tuple(ledger_ids))
         found = await self.ask("POST", "/v1/ledger-heads", body, gives=bodies.LedgerHeads)
@@ -238,9 +240,9 @@ class MetadataClient(MetadataRequests):
             after = page[-1]
 
     async def retire(self, name: str) -> None:
-        """Decommission a dead bookie; may be repeated.
+        """Decommission a dead bookie. Calls may be repeated.
 
-        Raises: NoSuchBookie, MetadataUnavailable, VersionConflict while the bookie lives or any
+        Raises: NoSuchBookie, MetadataUnavailable, VersionConflict if the bookie is alive, or a
         ledger or repair names it.
         """
         await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=bodies.Body)
@@ -258,7 +260,7 @@ class MetadataClient(MetadataRequests):
         return (await self.ask("PUT", path, heartbeat, gives=bodies.HeartbeatTaken)).recorded
 
     async def services(self) -> bodies.ServiceList:
-        """The services whose last heartbeat came in time."""
+        """The services whose last heartbeat arrived in time."""
         return await self.ask("GET", "/v1/services", gives=bodies.ServiceList)
 
     async def missing_witnesses(self) -> Sequence[bodies.MissingWitness]:
@@ -274,7 +276,7 @@ class MetadataClient(MetadataRequests):
         )
 
     async def cluster_id(self) -> str:
-        """The cluster's id. A database with another id is another cluster's (rule 18)."""
+        """The cluster's id. A database with another id belongs to another cluster (rule 18)."""
         return (await self.ask("GET", "/v1/cluster-id", gives=bodies.ClusterId)).cluster_id
 
     async def rebuild_state(self) -> RebuildState:
@@ -283,10 +285,10 @@ class MetadataClient(MetadataRequests):
 
 
 class RepairClient:
-    """The queue for one worker. All methods may be repeated, and may raise MetadataUnavailable."""
+    """The repair queue's client. Calls may be repeated, and may raise MetadataUnavailable."""
 
     def __init__(self, client: MetadataRequests, worker: str) -> None:
-        """`worker` is this process's name, drawn at random at each start."""
+        """`worker`: this process's name, chosen at random at each start."""
         self._client = client
         self._worker = worker
 
@@ -337,7 +339,7 @@ class RepairClient:
         await self._client.ask("POST", _path(item, "fail"), body, gives=bodies.Body)
 
     async def summary(self) -> repair_bodies.RepairSummary:
-        """The current queue in numbers."""
+        """Statistics of the queue."""
         return await self._client.ask(
             "GET", "/v1/repairs/summary", gives=repair_bodies.RepairSummary
         )
@@ -347,7 +349,7 @@ class RepairClient:
         await self._client.ask("POST", "/v1/repairs/hurry", bodies.Body(), gives=bodies.Body)
 
     async def settings(self) -> repair_bodies.RepairSettings:
-        """The settings that operators chose for all of autorecovery."""
+        """The settings that operators chose for all processes of autorecovery."""
         return await self._client.ask(
             "GET", "/v1/repair-settings", gives=repair_bodies.RepairSettings
         )
@@ -360,7 +362,7 @@ class RepairClient:
         return await self._client.ask("PATCH", path, change, gives=repair_bodies.RepairSettings)
 
     async def trigger(self) -> repair_bodies.RepairSettings:
-        """Make the auditor check everything now, and retry the items that wait."""
+        """Trigger a full audit now, and retry all waiting items."""
         return await self._client.ask(
             "POST", "/v1/repairs/trigger", bodies.Body(), gives=repair_bodies.RepairSettings
         )
@@ -372,8 +374,8 @@ class RepairClient:
 
 
 def _of_missing(error: errors.NoSuchLedger) -> CasStatus:
-    """The status of missing metadata: MISSING with a tombstone. Without one the metadata is lost,
-    which proves nothing (rule 18): UNKNOWN.
+    """The status of missing metadata: MISSING if there is a tombstone. Otherwise the metadata is
+    lost, which proves nothing (rule 18): UNKNOWN.
     """
     return CasStatus.MISSING if error.members.get("deleted") is True else CasStatus.UNKNOWN
 

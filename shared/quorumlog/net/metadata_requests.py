@@ -1,11 +1,11 @@
-"""Requests to the metadata service: fail-over, deadlines, and changes with a certain outcome.
+"""Sends requests to the metadata service, with fail-over, deadlines, and certain outcomes.
 
 Each call tries the services in turn until one answers or the call's deadline passes. A change
-carries an attempt token, so the client can repeat a try whose answer was lost: the service returns
-the outcome of the first try (rule 6).
+carries an attempt token, so the client can repeat a try whose answer was lost, and gets the outcome
+of the first try (rule 6).
 
-The client also remembers witnesses (proofs of acknowledged changes). It presents them with each
-change, and with each read that a deletion relies on (rule 18a).
+The client also remembers witnesses (proofs of acknowledged changes). It presents these witnesses
+with each change, and with each read before a deletion (rule 18a).
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from quorumlog.wire.problems import from_answer
 T = TypeVar("T")
 
 _TRY_S: Final = 3.0
-"""Timeout of one try: the service answers within 2 s, even if its databases are silent."""
+"""Timeout of one try. The service answers within 2 s, even if its databases do not respond."""
 _TRY_S_MIN: Final = 0.05
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
-"""No timeout of aiohttp, since its timers continue while this process is suspended."""
+"""aiohttp's timeout is off, since its timers continue while this process is suspended."""
 _DEADLINE_S: Final = 10.0
 _PAUSE_S: Final = (0.02, 1.0)
-"""The shortest and longest pause between rounds over the services; it doubles, with jitter."""
+"""Shortest and longest pause between rounds over the services; the pause doubles, with jitter."""
 _SILENCE_S: Final = 15.0
-"""A stream of changes that is silent for three heartbeats counts as broken."""
+"""Silence of three heartbeats, after which a stream of changes counts as broken."""
 _WITNESSES_MAX: Final = 10 * bodies.WITNESSES_MAX
-"""The most witnesses to remember; more than there are changes in flight (chosen by judgement)."""
+"""Maximum number of remembered witnesses, above that of changes in flight (chosen by judgement)."""
 _LINE_BYTES_MAX: Final = 1 << 16
 _SERVER: Final = ExpectedServer(Role.METADATA)
 
@@ -50,12 +50,12 @@ _jitter = random.SystemRandom()
 
 
 def new_attempt() -> str:
-    """A token for one change (rule 6)."""
+    """A new token for one change (rule 6)."""
     return str(uuid4())
 
 
 class _Unsettled(Exception):
-    """A try ended without a verdict; `outcome` says whether the change may have been made."""
+    """A try ended without a decision. `outcome`: whether the change may have been made."""
 
     def __init__(self, outcome: errors.Outcome, why: str, *, is_busy: bool = False) -> None:
         super().__init__(why)
@@ -65,7 +65,7 @@ class _Unsettled(Exception):
 class MetadataRequests:
     """Sends requests to one of several interchangeable metadata services.
 
-    Invariant: the client never gives up a change that may have reached a service. A caller that
+    Invariant: the client never abandons a change that may have reached a service. A caller that
     cancels a call must treat the outcome as unknown.
     """
 
@@ -80,7 +80,7 @@ class MetadataRequests:
     ) -> None:
         """If no `session` is given, the client opens one with `credentials`."""
         if not urls:
-            raise ValueError("the client needs the URL of a metadata service")
+            raise ValueError("`urls` must contain the URL of at least one metadata service")
         self.urls = [url.rstrip("/") for url in urls]
         self._current = 0
         self._given, self._credentials = session, credentials
@@ -88,8 +88,8 @@ class MetadataRequests:
         self._deadline_s = deadline_s
         self._try_s = try_s
         self.witnesses: tuple[str, ...] = ()
-        """Tokens of changes that the database must contain, by the latest answers (rule 18a). A
-        service answers presented witnesses with the witnesses that replace them."""
+        """The witnesses that the database must contain, by the latest answers (rule 18a). In its
+        answer, a service replaces the presented witnesses."""
 
     async def close(self) -> None:
         """Close the session, unless the caller provided it."""
@@ -105,12 +105,12 @@ class MetadataRequests:
         return self._own
 
     def _turn(self, failed: int) -> None:
-        """Switch to the next service, unless another call already did."""
+        """Switch to the next service, unless another call has switched already."""
         if self._current == failed:
             self._current = (failed + 1) % len(self.urls)
 
     def _remember(self, witnesses: Iterable[str]) -> None:
-        """Present these `witnesses` too from now on. Beyond the limit, drop the oldest ones."""
+        """Add `witnesses` to those that are presented. Above the maximum, drop the oldest."""
         self.witnesses = tuple(dict.fromkeys((*self.witnesses, *witnesses)))[-_WITNESSES_MAX:]
 
     async def ask(
@@ -126,9 +126,9 @@ class MetadataRequests:
     ) -> T:
         """Retry until a service decides; return the parsed answer, or raise the service's error.
 
-        With `settles`, the deadline no longer holds once a try may have arrived: only a verdict
-        ends the call then. With `proof`, an answer counts only if the database had the remembered
-        witnesses in the snapshot that the answer was read from (rule 18a).
+        With `settles`, the deadline no longer applies once a try may have arrived; then only a
+        decision ends the call. With `proof`, an answer counts only if the snapshot that it was read
+        from contained the remembered witnesses (rule 18a).
         """
         if proof and not self.witnesses:
             await self.confirm()
@@ -141,7 +141,7 @@ class MetadataRequests:
         while True:
             current = self._current
             left_s = max(end - clock.time(), _TRY_S_MIN)
-            # Cutting a change short would only make the outcome unknown.
+            # Don't shorten a change's timeout, which would only make the outcome unknown.
             limit_s = min(self._try_s, left_s) if method == "GET" else self._try_s
             try:
                 url = self.urls[current] + path
@@ -152,7 +152,7 @@ class MetadataRequests:
                 named = error.members.get("witnesses")
                 self._remember(bodies.witnesses_from_header(",".join(named or ())))
                 self._turn(current)
-                # A change that an earlier try may have made is still pursued (rule 6).
+                # If an earlier try may have made the change, continue until it is settled (rule 6).
                 if not (settles and outcome == errors.UNKNOWN):
                     raise error.with_outcome(outcome) from error
                 why, is_busy = error.detail, False
@@ -216,8 +216,8 @@ class MetadataRequests:
         if response.status < 400:
             found = _parsed(gives, response.status, answered)
             if found is None:
-                # Something between this process and the service answered instead (rule 4).
-                raise _Unsettled(errors.UNKNOWN, f"{url}: not an answer of the service")
+                # A program between this process and the service has answered instead (rule 4).
+                raise _Unsettled(errors.UNKNOWN, f"{url}: not the metadata service's answer")
         else:
             problem = from_answer(response.status, answered, response.headers)
             if isinstance(problem, errors.DatabaseWentBack):
@@ -229,25 +229,25 @@ class MetadataRequests:
                     is_busy=isinstance(problem, errors.MetadataBusy),
                 )
         if proof and not is_proven:
-            raise _Unsettled(errors.NOT_DONE, f"{url}: does not say that the database is the same")
+            raise _Unsettled(errors.NOT_DONE, f"{url}: no proof that the database is the same")
         if found is not None:
             return found
         assert problem is not None
         raise problem
 
     async def confirm(self) -> None:
-        """Have a service check the witnesses. Raises: DatabaseWentBack, MetadataUnavailable."""
+        """Make a service check the witnesses. Raises: DatabaseWentBack, MetadataUnavailable."""
         await self.ask("POST", "/v1/witnesses", gives=bodies.WitnessState)
 
     async def confirm_copies(self, witnesses: Sequence[str], holder: str) -> None:
-        """Have a service check the witnesses of a bookie's copies of metadata. The client remembers
-        only the witnesses that the database lacks (rule 18c).
+        """Make a service check the witnesses of a bookie's copies of metadata. The client remembers
+        only witnesses that the database lacks (rule 18c).
         """
         body = bodies.CopyWitnesses(witnesses=tuple(witnesses), holder=holder)
         await self.ask("POST", "/v1/witnesses/copies", body, gives=bodies.WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
-        """Call `confirm` every `every_s` seconds, for ever: each service learns all witnesses."""
+        """Call `confirm` every `every_s` seconds for ever, to give all services the witnesses."""
         while True:
             # The service itself reports a database that went back.
             with contextlib.suppress(errors.QuorumLogError):
@@ -257,8 +257,8 @@ class MetadataRequests:
     async def changes(self) -> AsyncGenerator[bodies.Change]:
         """Yield changes as they are committed, for ever, without the heartbeats.
 
-        The first change is a `gap`. Another `gap` follows whenever changes may have been missed:
-        metadata that was read earlier may then be outdated.
+        The first change is a `gap`. Another `gap` follows if changes may have been missed, so that
+        metadata which was read earlier may be outdated.
         """
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, OSError):
@@ -301,8 +301,8 @@ class MetadataRequests:
 
 
 def _change_of(line: bytes) -> bodies.Change:
-    """Parse a line of the stream of changes. A line with a kind or a state that only a later
-    release knows becomes a `gap`. Raises: ValueError if the line is not a JSON object.
+    """Parse a line of the stream of changes. A line with a kind or a state of a later release
+    becomes a `gap`. Raises: ValueError if the line is not a JSON object.
     """
     try:
         return bodies.received(bodies.Change, line)
@@ -313,23 +313,23 @@ def _change_of(line: bytes) -> bodies.Change:
 
 
 def query_of(**parameters: str | int | None) -> dict[str, str]:
-    """The parameters that are not None, as a query."""
+    """A query with the parameters that are not None."""
     return {name: str(value) for name, value in parameters.items() if value is not None}
 
 
 def shown_in(shown: Sequence[str] | None) -> dict[str, str]:
-    """The names that a list may contain (`wire/bodies.py`, SHOWN), as a query."""
+    """A query with the names that a list may contain (`wire/bodies.py`, SHOWN)."""
     return {} if shown is None else {"shown": ",".join(shown)}
 
 
 def current_of(error: errors.QuorumLogError, model: type[T]) -> T:
-    """The current metadata, which the error of a failed compare-and-swap contains."""
+    """The current metadata, from the error of a failed compare-and-swap."""
     return bodies.received(model, orjson.dumps(error.members["current"]))
 
 
 def _parsed(gives: type[T], status: int, answered: bytes) -> T | None:
-    """The parsed answer, or None if the service did not write it. A proxy's blank page is not an
-    answer: the service sends an empty body only with a 204.
+    """The parsed answer, or None if the service did not send it. An empty body, which may be a
+    proxy's, counts only with a 204.
     """
     if gives is bodies.Body:
         return gives() if status == NO_CONTENT and not answered else None
@@ -340,7 +340,7 @@ def _parsed(gives: type[T], status: int, answered: bytes) -> T | None:
 
 
 def _is_verdict(error: errors.QuorumLogError) -> bool:
-    """Whether an error is the service's decision about the request; other errors are retried."""
+    """Whether an error is a decision about the request. Other errors lead to a retry."""
     if isinstance(
         error, errors.RouteNotFound | errors.ForeignHost | errors.Unauthenticated | errors.Forbidden
     ):

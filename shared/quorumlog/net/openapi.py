@@ -1,4 +1,4 @@
-"""A service's OpenAPI 3.1 document, made of its operations, the pydantic models and the errors."""
+"""Builds a service's OpenAPI 3.1 document from operations, pydantic models and errors."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +36,8 @@ def describe(
     has_tokens: bool = False,
     tags: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The OpenAPI document; with `has_tokens`, bearer tokens may be required. `tags`: the order in
-    which a reader should meet the resources; the document lists other tags after these.
+    """The OpenAPI document. `has_tokens`: whether bearer tokens may be required. `tags`: the
+    resources in the order of the document; other tags follow.
     """
     operations = list(operations)
     used = dict.fromkeys(operation.tag for operation in operations if operation.tag)
@@ -130,7 +130,7 @@ def _content(content: Mapping[str, Content]) -> dict[str, Any]:
 
 
 def _schema(schema: Schema) -> dict[str, Any]:
-    """A schema in which references stand for models."""
+    """A schema with references in place of models."""
     if isinstance(schema, type):
         return {"$ref": _REF.format(model=schema.__name__)}
     return {
@@ -140,7 +140,7 @@ def _schema(schema: Schema) -> dict[str, Any]:
 
 
 def _problems(errors: Iterable[type[QuorumLogError]]) -> dict[str, Any]:
-    """One response for each status, with an example for each of its codes."""
+    """One response for each status, with an example for each error code."""
     by_status: dict[int, list[type[QuorumLogError]]] = {}
     for cls in sorted(set(errors), key=lambda cls: (cls.status, cls.code)):
         by_status.setdefault(cls.status, []).append(cls)
@@ -159,7 +159,7 @@ def _problems(errors: Iterable[type[QuorumLogError]]) -> dict[str, Any]:
 
 
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
-    """The schemas of all models that the operations name."""
+    """The schemas of all models that the operations use."""
     found: dict[str, type] = {"Problem": Problem}
 
     def collect(schema: Schema) -> None:
@@ -191,7 +191,7 @@ _STYLE: Final = (
 
 
 def openapi_page(openapi: Mapping[str, Any]) -> str:
-    """An OpenAPI document as one HTML page, which loads nothing from elsewhere."""
+    """An OpenAPI document as one HTML page, which loads no other resources."""
     info = openapi["info"]
     title, description = html.escape(info["title"]), html.escape(info.get("description", ""))
     sections = (
@@ -226,7 +226,7 @@ def _section(method: str, path: str, operation: Mapping[str, Any]) -> str:
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table whose first column is code."""
+    """An HTML table, whose first column is formatted as code."""
     cells = (
         f"<tr><td><code>{html.escape(first)}</code>"
         + "".join(f"<td>{html.escape(text)}" for text in others)

@@ -1,7 +1,7 @@
-"""Operations declare what a service's routes accept and return, and who may use them.
+"""Operations, which declare a service's routes: callers, parameters, bodies and responses.
 
 A route pairs an operation with its handler. The handler gets the parsed values of the operation's
-parameters. The OpenAPI document is made from the same list of routes, so no route lacks a
+parameters. The OpenAPI document is built from the same list of routes, so no route lacks a
 description.
 """
 
@@ -31,7 +31,7 @@ JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A body of one media type."""
+    """The schema and examples of a body in one media type."""
 
     schema: Schema
     examples: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The description of a reply: its media types and its headers."""
+    """The description of a response, with its media types and headers."""
 
     description: str
     content: Mapping[str, Content] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path."""
+    """The declaration of one method of one path."""
 
     key: str
-    """The method and the path: `GET /v1/info`."""
+    """The method and the path, such as `GET /v1/info`."""
     method: str = field(init=False)
     path: str = field(init=False)
     name: str
@@ -60,7 +60,7 @@ class Operation:
     description: str = ""
     parameters: tuple[Parameter[Any], ...] = ()
     body: Mapping[str, Content] = field(default_factory=dict)
-    """The request's body, by media type. If there is one, a missing body counts as `{}`."""
+    """The request's body, by media type; a missing body counts as `{}` if a body is declared."""
     replies: Mapping[int | Literal["default"], Reply] = field(default_factory=dict)
     errors: Errors = ()
     needs_body: bool = False
@@ -69,10 +69,10 @@ class Operation:
     is_audited: bool = False
     """Whether the audit log records requests to this operation."""
     is_audited_for_clients: bool = False
-    """Whether requests are recorded with the audited request of the client that caused them."""
+    """Whether a request is recorded under the audited request of the client that caused it."""
     ignores_unknown: bool = False
-    """Undeclared query parameters are ignored, and the path's last parameter may contain slashes,
-    as an open protocol requires."""
+    """Whether undeclared query parameters are ignored and the path's last parameter may contain
+    slashes, as an open protocol requires."""
 
     def __post_init__(self) -> None:
         method, _, path = self.key.partition(" ")
@@ -91,14 +91,14 @@ class Route:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Check the caller's role, read the parameters and call the handler. A caller without a
-        role passes: it has the cluster's secret, or the listener needs no credentials.
+        role is allowed, because it has the cluster's secret or the listener needs no credentials.
 
         Raises: Forbidden, BadRequest, InvalidRequest.
         """
         operation, caller = self.operation, caller_of(request)
         if caller.role is not None and caller.role not in operation.roles:
             allowed = ", ".join(sorted(operation.roles)) or "no role"
-            raise Forbidden(f"the {caller.role} {caller.name} may not do this: {allowed} may")
+            raise Forbidden(f"the {caller.role} {caller.name} may not do this: only {allowed} may")
         given = parameters.read(
             operation.parameters, request, ignores_unknown=operation.ignores_unknown
         )
@@ -121,13 +121,13 @@ def add_routes(
         for method in methods:
             path = operation.path
             if operation.ignores_unknown:
-                # Below `__ds` the protocol has operations of its own: other methods get 405 there.
+                # Below `__ds` the protocol has separate operations, where other methods get 405.
                 path = f"{path.removesuffix('}')}:(?!__ds/).+}}"
             app.router.add_route(method, path, route.handle, expect_handler=expect_handler)
 
 
 class FieldError(BaseModel):
-    """A fault at a JSON pointer into the body of a request, or at /query/…, /header/…, /path/…."""
+    """An invalid value at a JSON pointer into the body, or at /query/…, /header/… or /path/…."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -136,7 +136,7 @@ class FieldError(BaseModel):
 
 
 class Problem(BaseModel):
-    """A problem document (RFC 9457), with what a caller needs to decide what to do next."""
+    """A problem document (RFC 9457), with members that help a caller decide how to proceed."""
 
     type: str = Field(description="/problems/<code>, which explains it.")
     title: str
@@ -157,7 +157,7 @@ _H = TypeVar("_H", bound=Handler)
 
 
 class Routes(list[Route]):
-    """Routes for only this cluster's processes and operators, in the order of declaration."""
+    """Routes that only this cluster's processes and operators may call, in declaration order."""
 
     def add(
         self,
@@ -172,14 +172,13 @@ class Routes(list[Route]):
         is_audited: bool = False,
         is_audited_for_clients: bool = False,
     ) -> Callable[[_H], _H]:
-        """Decorate the handler of a route. The operation has the handler's name, and as its summary
-        the first line of the handler's docstring. The operation may return any error.
-
-        `refuses_with` is a body that a refusal may have instead of a problem. Raises: ValueError if
-        no role may call the route.
+        """Decorate the handler of a route. The operation gets the handler's name, and the first
+        line of the handler's docstring as its summary. It may return any error. `refuses_with`: a
+        body that a refusal may have instead of a problem. Raises: ValueError if no role may call
+        the route.
         """
         if not roles:
-            raise ValueError(f"{key}: declare the roles that may call the route")
+            raise ValueError(f"{key}: `roles` must name at least one role that may call the route")
         done = Reply("Done.", {} if gives is None else {media: Content(gives)})
         refusal = {} if refuses_with is None else {JSON: Content(refuses_with)}
         problem = Reply("A problem.", {problems.CONTENT_TYPE: Content(Problem), **refusal})

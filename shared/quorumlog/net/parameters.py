@@ -1,9 +1,8 @@
 """Parameters of requests. One declaration has a parameter's name, bounds, parser and description.
 
-A handler reads a value by the declaration (`given[LIMIT]`). The same declaration refuses an invalid
-value and appears in the OpenAPI document, so the three can't differ. Each value has one spelling. A
-text that is not a number gets a 400; a number that is not allowed gets a 422 (docs/reference/http.md).
-Undeclared and repeated query parameters are refused.
+A handler reads a value by the declaration (`given[LIMIT]`), which also rejects invalid values and appears in the
+OpenAPI document, so the three can't differ. Each value has one spelling. A text that is not a number gets a 400; a
+number that is not allowed gets a 422 (docs/reference/http.md). Undeclared and repeated query parameters are rejected.
 """
 
 import re
@@ -22,13 +21,13 @@ S = TypeVar("S", bound=str)
 
 ParameterPlace = Literal["path", "query", "header"]
 Parse = Callable[[str, str], T]
-"""Parses a parameter's text; the second argument is the JSON pointer that errors name."""
+"""A function that parses a parameter's text; its second argument is the pointer for errors."""
 
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)", re.ASCII)
 _POINTER_CHARS_MAX: Final = 300
 _DETAIL_CHARS_MAX: Final = 500
-"""Longer pointers and details are cut, so that an error never repeats a client's megabytes (chosen
-by judgement)."""
+"""Maximum length of a pointer and of a detail, so that no error repeats a client's megabytes
+(chosen by judgement)."""
 _TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:)([0-5]\d|60)((?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d))",
     re.ASCII | re.IGNORECASE,
@@ -36,31 +35,31 @@ _TIME: Final = re.compile(
 _VERSION: Final = r'"([1-9][0-9]{0,18})"'
 _SHOWN_MAX: Final = 100
 PAIRS_MAX: Final = 8
-"""Each pair is a join in the database, and each join doubles the planner's time (measured)."""
+"""Maximum number of pairs: each is a join, which doubles the planner's time (measured)."""
 
 
 def invalid(pointer: str, detail: str) -> InvalidRequest:
-    """The 422 for a fault at a JSON pointer into the body, or at /query/…, /header/…, /path/…."""
+    """The error 422 for a JSON pointer into the body, or for /query/…, /header/… or /path/…."""
     pointer, detail = pointer[:_POINTER_CHARS_MAX], detail[:_DETAIL_CHARS_MAX]
     where = pointer or "the body"
     return InvalidRequest(f"{where}: {detail}", errors=[{"pointer": pointer, "detail": detail}])
 
 
 def escaped(name: str) -> str:
-    """A name as a part of a JSON pointer (RFC 6901), cut to a length that an error can show."""
+    """A name as part of a JSON pointer (RFC 6901), cut to a length suitable for errors."""
     return name[:_SHOWN_MAX].replace("~", "~0").replace("/", "~1")
 
 
 def integer(text: str, pointer: str, low: int = 0, high: int = ID_MAX) -> int:
     """Parse a decimal integer in its shortest form, from `low` to `high` inclusive."""
-    # The fast path for the common case: few digits, ASCII, no leading zero.
+    # Fast path for the common case of few ASCII digits without a leading zero.
     if len(text) < 19 and text.isascii() and text.isdecimal() and (text[0] != "0" or text == "0"):
         value = int(text)
         if low <= value <= high:
             return value
     if not _INTEGER.fullmatch(text) or text == "-0":
         shown = ascii(text[:_SHOWN_MAX])
-        raise BadRequest(f"{pointer}: {shown} is not a decimal integer in its shortest form")
+        raise BadRequest(f"{pointer}: must be a plain decimal integer (got {shown})")
     if len(text) > 20 or not low <= (value := int(text)) <= high:
         raise invalid(pointer, f"must be an integer from {low} to {high}")
     return value
@@ -72,7 +71,7 @@ def time_of(text: str) -> datetime:
     """
     found = _TIME.fullmatch(text)
     if found is None:
-        raise ValueError("no RFC 3339 time")
+        raise ValueError("must be an RFC 3339 time, such as 2026-01-02T03:04:05Z")
     is_leap = found[2] == "60"
     try:
         at = datetime.fromisoformat(
@@ -81,9 +80,9 @@ def time_of(text: str) -> datetime:
         if is_leap:
             at = at.replace(microsecond=0) + timedelta(seconds=1)
     except OverflowError as error:
-        raise ValueError("outside of the years 1 to 9999") from error
+        raise ValueError("must be in the years 1 to 9999") from error
     if is_leap and (at.day, at.hour, at.minute) != (1, 0, 0):
-        raise ValueError("no leap second")
+        raise ValueError("may have the second 60 only in a month's last minute (UTC)")
     return at
 
 
@@ -104,14 +103,14 @@ class Parameter(Generic[T]):
     schema: Mapping[str, Any]
     description: str
     default: T
-    """The value if a request gives none; requests always give path parameters."""
+    """The value if a request lacks the parameter; path parameters are never missing."""
     example: Any = None
     style: str | None = None
     pointer: str = field(init=False)
-    """The pointer that errors name, such as `/query/limit`."""
+    """The pointer in errors, such as `/query/limit`."""
 
     def __post_init__(self) -> None:
-        # Built once, not for each request.
+        # Build the pointer once, not for each request.
         object.__setattr__(self, "pointer", f"/{self.place}/{self.name}")
 
     def taken(self, query: dict[str, str]) -> T | None:
@@ -124,21 +123,21 @@ class Pairs(Parameter[tuple[tuple[str, str], ...]]):
     """At most PAIRS_MAX query parameters `name[key]=value` (OpenAPI's `deepObject`)."""
 
     def taken(self, query: dict[str, str]) -> tuple[tuple[str, str], ...]:
-        """Remove the pairs of keys and values from `query`, and return them in its order."""
+        """Remove the pairs of keys and values from `query`, and return them in the same order."""
         start = f"{self.name}["
         names = [name for name in query if name.startswith(start) and name.endswith("]")]
         if len(names) > PAIRS_MAX:
-            raise invalid(self.pointer, f"must be at most {PAIRS_MAX} pairs")
+            raise invalid(self.pointer, f"must have at most {PAIRS_MAX} pairs (got {len(names)})")
         pairs = tuple((name[len(start) : -1], query.pop(name)) for name in names)
         if any("][" in key for key, _ in pairs):
-            raise invalid(self.pointer, f"must be written {self.name}[key]=value")
+            raise invalid(self.pointer, f"must have the form {self.name}[key]=value")
         if any("\0" in text for pair in pairs for text in pair):
             raise invalid(self.pointer, "must not contain NUL")
         return pairs
 
 
 class Given:
-    """The values that a request gives for the parameters of its operation."""
+    """The values of an operation's parameters in one request."""
 
     __slots__ = ("_sent",)
 
@@ -151,7 +150,7 @@ class Given:
         return value
 
     def get(self, parameter: Parameter[T]) -> T | None:
-        """A parameter's value if the request gives one; otherwise None, despite any default."""
+        """A parameter's value, or None if the request lacks it, even if there is a default."""
         return self._sent.get(parameter)
 
 
@@ -181,7 +180,7 @@ def read(
             sent[parameter] = value
     if query and not ignores_unknown:
         name = next(iter(query))
-        raise invalid(f"/query/{name[:_SHOWN_MAX]}", "is not a parameter of this route")
+        raise invalid(f"/query/{name[:_SHOWN_MAX]}", "is not a parameter of this route: remove it")
     return Given(sent)
 
 
@@ -192,9 +191,9 @@ def _query(request: web.Request) -> dict[str, str]:
         try:
             (name + value).encode()
         except UnicodeEncodeError as error:
-            raise BadRequest("the query is not UTF-8") from error
+            raise BadRequest("the query must be UTF-8") from error
         if name in found:
-            raise BadRequest(f"the query parameter {name[:_SHOWN_MAX]} is repeated")
+            raise BadRequest(f"the query parameter {name[:_SHOWN_MAX]} is repeated: send it once")
         found[name] = value
     return found
 
@@ -203,11 +202,11 @@ def _header(request: web.Request, name: str) -> str:
     """The value of a header that is present. Raises: BadRequest if it is repeated or not UTF-8."""
     values = request.headers.getall(name)
     if len(values) > 1:
-        raise BadRequest(f"the header {name} is repeated")
+        raise BadRequest(f"the header {name} is repeated: send it once")
     try:
         values[0].encode()
     except UnicodeEncodeError as error:
-        raise BadRequest(f"the header {name} is not UTF-8") from error
+        raise BadRequest(f"the header {name} must be UTF-8") from error
     return values[0]
 
 
@@ -217,7 +216,7 @@ def int64(low: int, high: int = ID_MAX) -> dict[str, Any]:
 
 
 def path_id(name: str, description: str) -> Parameter[int]:
-    """A ledger's or an entry's id in the path."""
+    """A path parameter that is the id of a ledger or an entry."""
     return Parameter(name, "path", integer, int64(0), description, 0, example=1)
 
 
@@ -279,12 +278,12 @@ def query_pairs(name: str, description: str) -> Pairs:
 
 
 def header_integer(name: str, description: str) -> Parameter[int | None]:
-    """An integer in a header."""
+    """A header parameter that is an integer."""
     return Parameter(name, "header", integer, int64(0), description, None)
 
 
 def header_text(name: str, description: str, *, chars_max: int) -> Parameter[str | None]:
-    """A header of at most `chars_max` characters of any kind."""
+    """A header parameter of at most `chars_max` characters of any kind."""
 
     def parse(text: str, pointer: str) -> str:
         if len(text) > chars_max:
@@ -296,13 +295,13 @@ def header_text(name: str, description: str, *, chars_max: int) -> Parameter[str
 
 
 def header_version(description: str) -> Parameter[int | None]:
-    """`If-Match` with one version, in the form that the `ETag` of metadata has."""
+    """The header `If-Match` with one version, in the form of metadata's `ETag`."""
     schema = {"type": "string", "pattern": f"^{_VERSION}$"}
     return Parameter("If-Match", "header", _version, schema, description, None)
 
 
 def header_star(description: str) -> Parameter[bool]:
-    """`If-None-Match`, whose only value is `*`."""
+    """The header `If-None-Match`, whose only allowed value is `*`."""
     schema = {"enum": ["*"]}
     return Parameter("If-None-Match", "header", _star, schema, description, default=False)
 
@@ -315,7 +314,7 @@ def _star(text: str, pointer: str) -> bool:
 
 def _version(text: str, pointer: str) -> int:
     if not (found := re.fullmatch(_VERSION, text)):
-        raise invalid(pointer, 'must be one version in quotes, like "3"')
+        raise invalid(pointer, 'must be one version in quotes, such as "3"')
     return int(found.group(1))
 
 

@@ -1,7 +1,7 @@
-"""The interfaces that a machine's driver needs, so that a simulator can implement them too.
+"""The interfaces that a machine's driver uses, which a simulator can implement too.
 
 Requests to bookies take a callback, not a future, so that a run costs no task. A callback is called
-exactly once, on the event loop, and never before the method that got it has returned.
+exactly once, on the event loop, after the method that it was passed to has returned.
 """
 
 from collections.abc import Callable, Coroutine
@@ -15,13 +15,13 @@ from quorumlog.protocol.record import Run
 
 AddDone = Callable[[Status], None]
 LacDone = Callable[[Status, int], None]
-"""The status, and the highest LAC that the bookie knows."""
+"""A callback that gets the status and the bookie's highest LAC."""
 ReadDone = Callable[[Status, Run | None, Ranges], None]
-"""The status, the present entries, and the absent ids; all other ids are unknown (rule 1)."""
+"""A callback that gets the status, the present entries and the absent ids (rule 1)."""
 
 
 class BookiesPort(Protocol):
-    """Requests to bookies. Any result but a checked answer is `Status.UNKNOWN` (rule 4)."""
+    """Requests to bookies. Any result except a checked answer is `Status.UNKNOWN` (rule 4)."""
 
     def add(
         self,
@@ -36,7 +36,7 @@ class BookiesPort(Protocol):
         """Store a member's part of a run, and a copy of its metadata `row` (rule 18b)."""
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
-        """Fence a ledger at a member durably; `done` gets the LAC that the member knows."""
+        """Fence a ledger at a member durably; `done` gets the member's LAC."""
 
     def read(
         self,
@@ -50,29 +50,29 @@ class BookiesPort(Protocol):
         fence_key: bytes | None = None,
         from_disk: bool = False,
     ) -> None:
-        """Read the entries from `first` to `last` that a member has. With `fence_key` the member
-        fences first (X1); with `from_disk` it syncs first and reads its disk (rule 20a).
+        """Read the entries from `first` to `last` that a member has. With `fence_key`, the member
+        fences first (X1); with `from_disk`, it syncs and reads its disk (rule 20a).
         """
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
-        """Read the highest LAC that a member knows, without fencing."""
+        """Read a member's LAC without fencing."""
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
-        """Have a member store a copy of a ledger's metadata (rule 18b)."""
+        """Make a member store a copy of a ledger's metadata (rule 18b)."""
 
 
 class LacPort(Protocol):
     """Sends the explicit LAC of an idle writer (rule 5)."""
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
-        """Send a member the LAC; there is no answer."""
+        """Send a member the LAC. The caller gets no answer."""
 
 
 class MetadataPort(Protocol):
     """Reads and changes a ledger's metadata for a machine."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """The metadata from the primary, with a status."""
+        """The status of a ledger's metadata on the primary, and the metadata."""
 
     async def cas(
         self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
@@ -83,30 +83,30 @@ class MetadataPort(Protocol):
 
 
 class PlacementPort(Protocol):
-    """The bookies that an ensemble change may choose from, and those that are known to be down."""
+    """The bookies from which an ensemble change may choose, and those that are down."""
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
         """Live writable members that are not in `exclude`, best first."""
 
     def is_down(self, member: str) -> bool:
-        """Whether a member's bookie is known to be down. It may answer nevertheless (I31)."""
+        """Whether a member's bookie is considered down. The bookie may still answer (I31)."""
 
     async def refresh(self) -> object:
         """Read the list of bookies now. Raises: MetadataUnavailable."""
 
 
 class ClockPort(Protocol):
-    """Timers that are never cancelled, cheap enough for one per run."""
+    """Timers that are never cancelled, and cheap enough for one per run."""
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Call `call(*args)` once, `delay_s` seconds from now or a little later."""
 
 
 class TasksPort(Protocol):
-    """The owner of tasks for rare work: metadata requests, recoveries."""
+    """The owner of tasks for rare work, such as metadata requests and recoveries."""
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end; `work` handles its own errors."""
+        """Run `work` to its end; `work` must handle its own errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class MachineTimes:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports that the machines of one process share."""
+    """The ports shared by the machines of one process."""
 
     bookies: BookiesPort
     metadata: MetadataPort
@@ -142,4 +142,4 @@ class Ports:
     tasks: TasksPort
     times: MachineTimes = field(default_factory=MachineTimes)
     read_bytes_max: int = 4 << 20
-    """The most bytes that one read requests: a few runs, so that a reader gets entries steadily."""
+    """Maximum size of one read: a few runs, so that a reader gets entries steadily."""

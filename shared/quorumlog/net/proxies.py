@@ -1,9 +1,9 @@
 """Finds the addresses of clients behind proxies that the operator trusts.
 
 A proxy names the client in `X-Forwarded-For`, in `Forwarded` (RFC 7239), or in a header at the
-start of the connection (HAProxy's PROXY protocol, versions 1 and 2). Any client can write such
+start of the connection (HAProxy's PROXY protocol, versions 1 and 2). Any client can send such
 headers, so only those of trusted proxies count. In a list of addresses, the client's is the last
-one that is not a trusted proxy's: the client may have written all before it.
+one that is not a trusted proxy's, because the client may have made up all earlier ones.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ _FOR: Final = re.compile(r'(?:^|[;,\s])for\s*=\s*("(?:[^"\\]|\\.)*"|[^;,\s]+)', 
 _V2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _V1_BYTES_MAX: Final = 107
 _FAMILIES: Final = {0x11: (socket.AF_INET, 4), 0x21: (socket.AF_INET6, 16)}
-"""Codes for TCP over IPv4 and IPv6 in the protocol: the socket family and an address's size."""
+"""Socket family and address size by the PROXY protocol's codes for TCP over IPv4 and IPv6."""
 
 
 ProxiesSend = Literal["x-forwarded-for", "forwarded", "proxy-protocol"]
-"""How trusted proxies name the client."""
+"""The way in which trusted proxies name the client."""
 
 
 class Proxies:
@@ -47,7 +47,7 @@ class Proxies:
         return self._send == "proxy-protocol" and self.trusts(address)
 
     def client_of(self, headers: CIMultiDict[str] | CIMultiDictProxy[str], address: str) -> str:
-        """The address of the client whose request arrived from `address`."""
+        """The address of the client behind a request that arrived from `address`."""
         if self._send == "proxy-protocol" or not self.trusts(address):
             return address
         if self._send == "forwarded":
@@ -66,7 +66,7 @@ class Proxies:
 
 
 def _address_of(hop: str) -> str | None:
-    """The IP address in `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1` or `[2001:db8::1]:80`."""
+    """The IP address in a text such as `192.0.2.1`, `192.0.2.1:80` or `[2001:db8::1]:80`."""
     if hop.startswith("["):
         hop = hop[1:].partition("]")[0]
     elif hop.count(":") == 1:
@@ -78,7 +78,7 @@ def _address_of(hop: str) -> str | None:
 
 
 async def read_header(proxied: socket.socket) -> str | None:
-    """Read the PROXY protocol's header at the start of a connection, and no byte beyond it.
+    """Read the PROXY protocol's header at the start of a connection, without any byte beyond it.
 
     Returns the client's address; None if the proxy itself connects. Raises: OSError, ValueError.
     """
@@ -112,6 +112,6 @@ async def _exactly(proxied: socket.socket, count: int) -> bytes:
     while len(found) < count:
         more = await loop.sock_recv(proxied, count - len(found))
         if not more:
-            raise ConnectionResetError("the connection ended in its header")
+            raise ConnectionResetError("the connection ended within the PROXY protocol's header")
         found += more
     return found

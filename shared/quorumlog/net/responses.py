@@ -1,4 +1,4 @@
-"""Responses that all services share: request ids, problem documents and HTML pages."""
+"""The common parts of all services' responses: request ids, problem documents and HTML pages."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Vary": "Accept",
 }
-"""Headers of HTML pages: a page loads nothing, runs no script, and can't be framed."""
+"""Headers of HTML pages, by which a page loads nothing, runs no script, and can't be framed."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _ids = itertools.count(1)
@@ -31,7 +31,7 @@ _process = secrets.token_hex(4)
 
 
 def request_id(offered: str | None) -> str:
-    """The id of a request: the `offered` one if it is short and harmless, else a new one."""
+    """The id of a request: `offered` if it is short and has only safe characters, else a new id."""
     if offered is not None and _REQUEST_ID.fullmatch(offered):
         return offered
     return f"{_process}-{next(_ids):x}"
@@ -44,7 +44,7 @@ CODE: Final = web.ResponseKey("code", str)
 
 
 def problem_response(error: QuorumLogError, instance: str) -> web.Response:
-    """The answer that carries an error."""
+    """The response that reports an error."""
     response = web.Response(
         body=problems.to_bytes(error, instance),
         status=error.status,
@@ -55,7 +55,7 @@ def problem_response(error: QuorumLogError, instance: str) -> web.Response:
     response.headers[header.REQUEST_ID] = instance
     response.headers["Cache-Control"] = "no-store"
     if error.status in (408, 413):
-        # The connection closes, so that the rest of the request need not be read.
+        # Close the connection, so that the rest of the request need not be read.
         response.force_close()
     return response
 
@@ -79,10 +79,9 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
 
 
 def forgotten(error: ConnectionError) -> ConnectionError:
-    """A lost connection's error without its traceback.
-
-    aiohttp's error refers to itself through its traceback. The frames in it, and with them the
-    unread response, would stay in memory until the next full garbage collection, which is rare.
+    """A lost connection's error without its traceback. aiohttp's error refers to itself through its
+    traceback, whose frames, with the unread response, would stay in memory until the next full
+    garbage collection, which is rare.
     """
     return error.with_traceback(None)
 

@@ -1,4 +1,4 @@
-"""The common parts of all services: settings, logs, health, metrics, an orderly shutdown.
+"""The common parts of all services: settings, logs, health, metrics, and an orderly shutdown.
 
 A service's `config.py` reads the environment into a frozen subclass of ServiceSettings. Its
 `app.py` builds an application, to which `add_shared_routes` adds the routes of all services. Its
@@ -50,13 +50,13 @@ METRICS: Final = web.AppKey("metrics", CollectorRegistry)
 """The registry for a service's own metrics."""
 
 DRAINING: Final = web.AppKey("draining", asyncio.Event)
-"""Set once the process has been asked to end: new work is no longer accepted."""
+"""Set once the process has been asked to end, so that it accepts no new work."""
 
 HOSTS: Final = web.AppKey("hosts", Hosts)
-"""The host names that requests to the process may name."""
+"""The host names that a request to the process may use."""
 
 VERSIONS: Final = web.AppKey("versions", dict[str, str])
-"""Versions by name: of the process's release, and of the formats that it reads and writes."""
+"""The versions, by name, of the process's release and of the formats that it reads and writes."""
 
 AUTHENTICATOR: Final = web.AppKey("authenticator", identity.Authenticator)
 """Identifies the callers of an internal listener; absent if any client may call."""
@@ -65,11 +65,11 @@ _OPEN: Final = frozenset(("/health/live", "/health/ready"))
 """Routes that need no credentials, because monitoring has none."""
 
 Ready = Callable[[], Awaitable[None]]
-"""Returns if the service can do its work; otherwise raises an Unavailable error with the reason."""
+"""A function that raises an Unavailable error, with the reason, if the service can't work."""
 
 
 class _Drain(NamedTuple):
-    """`settle` finishes a service's work in flight; `waits_for` lists what it still waits for."""
+    """Functions for a drain: `settle` finishes work in flight; `waits_for` lists the rest."""
 
     settle: Callable[[], Awaitable[None]]
     waits_for: Callable[[], Sequence[str]]
@@ -84,13 +84,13 @@ _IN_THE_CLEAR: Final = (
     f" set {_CERTIFICATES}, or ALLOW_PLAIN=1 if the network is private"
 )
 _GC_ALLOCATIONS: Final = 10_000
-"""Allocations between two garbage collections. Python's default of 700 is too low: one batch of 100
-entries makes several hundred objects."""
+"""Number of allocations between two garbage collections. Python's default of 700 is too low,
+because one batch of 100 entries creates several hundred objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """An application, and the address that it listens at."""
+    """An application, and the address at which it listens."""
 
     app: web.Application
     host: str
@@ -102,20 +102,20 @@ class Listening:
 
 
 Factory = Callable[[Any], web.Application | Awaitable[Sequence[Listening]]]
-"""A function that makes a service's application from its settings; the application listens at HOST
-and PORT. It may make several applications, in the order in which they begin to listen; they end in
-reverse order."""
+"""A function that builds a service's application, which listens at HOST and PORT, from the
+settings. It may build several, in the order in which they begin to listen; they end in reverse
+order."""
 
 
 class ServiceSettings(Settings):
-    """The settings of every service; each field is the environment variable of the same name in
-    capitals. Only a service's `config.py` reads the environment.
+    """The settings that all services have; each field is the environment variable of the same name
+    in capitals. Only a service's `config.py` reads the environment.
     """
 
     host: str = "127.0.0.1"
-    """the address to listen at; 0.0.0.0 in containers"""
+    """the address at which to listen; 0.0.0.0 in containers"""
     port: int = Field(ge=1, le=65535)
-    """the port to listen at; fixed, since other processes are configured with it"""
+    """the port at which to listen; other processes are configured with it"""
     advertised_url: str = ""
     """the URL at which others reach this process; if empty, made from `HOST` and `PORT`"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -124,12 +124,12 @@ class ServiceSettings(Settings):
     """how long a shutdown waits for requests in flight"""
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="further host names that requests may use, like a proxy's; loopback names, IP"
+        description="further host names that requests may use, such as a proxy's; loopback names, IP"
         " addresses and the advertised host are always allowed; `*` allows all names, and so DNS"
         " rebinding",
     )
     cluster_secret: SecretStr | None = None
-    """the secret by which the cluster's services know each other; a second line is accepted too"""
+    """the secret by which the cluster's services authenticate; a second line is accepted too"""
     tls_cert_file: Path | None = Field(
         default=None,
         description="certificate that identifies this process to the other services of its cluster"
@@ -167,7 +167,7 @@ class ServiceSettings(Settings):
                 raise ValueError(f"{name}={host}: {_IN_THE_CLEAR}")
         elif not self.allow_anonymous:
             raise ValueError(
-                f"{name}={host} lets other machines call what only this cluster's services may:"
+                f"{name}={host} lets other machines reach a listener for this cluster's services only:"
                 f" set {_CERTIFICATES}, CLUSTER_SECRET_FILE and ALLOW_PLAIN=1 on a private network,"
                 " or ALLOW_ANONYMOUS=1 where only this cluster can reach them"
             )
@@ -180,7 +180,7 @@ class ServiceSettings(Settings):
             if url.startswith("https://") or is_on_this_machine(url):
                 continue
             if self.tls is not None:
-                raise ValueError(f"METADATA_URLS={url}: with TLS_CERT_FILE it begins with https://")
+                raise ValueError(f"METADATA_URLS={url}: must be https, since TLS_CERT_FILE is set")
             if self.cluster_secret is not None and not self.allow_plain:
                 raise ValueError(f"METADATA_URLS={url}: {_IN_THE_CLEAR}")
         return self
@@ -190,8 +190,8 @@ class ServiceSettings(Settings):
         name, url = self._internal_advertised()
         if url and url.startswith("https://") != (self.tls is not None):
             raise ValueError(
-                f"{name}={url}: the listener speaks {'https' if self.tls else 'http'}, "
-                f"{'with' if self.tls else 'without'} TLS_CERT_FILE"
+                f"{name}={url} must begin with {'https' if self.tls else 'http'}://, "
+                f"because TLS_CERT_FILE is {'set' if self.tls else 'not set'}"
             )
         return self
 
@@ -210,7 +210,7 @@ class ServiceSettings(Settings):
 
     @cached_property
     def authenticator(self) -> identity.Authenticator | None:
-        """Identifies the internal listener's callers: with TLS by certificate, else by secret."""
+        """Identifies the internal listener's callers, by certificate with TLS, else by secret."""
         return self.secret if self.tls is None else PeerCertificate(self.tls)
 
     @property
@@ -234,12 +234,12 @@ class ServiceSettings(Settings):
         return Tls(TlsFiles(certificate, key, authority, self.tls_key_password))
 
     def certificates(self) -> dict[str, Tls]:
-        """The certificates of the process, by the name of their listener."""
+        """The certificates of the process by listener name."""
         return {} if self.tls is None else {"internal": self.tls}
 
     @cached_property
     def secret(self) -> identity.ClusterSecret | None:
-        """The cluster's secret, or None if it has none."""
+        """The cluster's secret, or None if there is none."""
         if self.cluster_secret is None:
             return None
         return identity.ClusterSecret(
@@ -254,7 +254,7 @@ class ServiceSettings(Settings):
 
     @property
     def hosts(self) -> Hosts:
-        """The host names that requests to this process may name."""
+        """The host names that requests to this process may use."""
         return Hosts(self.url, self.allowed_hosts)
 
 
@@ -284,13 +284,12 @@ def add_shared_routes(
     documentation: Handler | None = None,
     tags: Sequence[str] = (),
 ) -> None:
-    """Add the routes that all services share to an application: health, metrics, OpenAPI.
-
-    `title`, `description` and `has_tokens` are for the OpenAPI document, which is built on the
-    first request for it (in 0.1 s). `drain` settles the work in flight. It runs after `DRAINING` is
-    set, while the service still answers; `waits_for` lists what it waits for. `authenticator`
-    identifies the callers of an internal listener. `registry` is that of the process's other
-    application, if any. `formats` has the versions of what the process exchanges and stores.
+    """Add the routes that all services have to an application: health, metrics, OpenAPI. `title`,
+    `description` and `has_tokens` are for the OpenAPI document, which is built at the first request
+    for it (in 0.1 s). `drain` settles the work in flight. It runs after `DRAINING` is set, while
+    the service still answers; `waits_for` lists the unfinished work. `authenticator` identifies the
+    callers of an internal listener. `registry`: the metrics of the process's other application, if
+    any. `formats`: the versions of the formats that the process exchanges and stores.
     `documentation` replaces the page of the OpenAPI document, and `tags` orders its resources.
     """
     versions = app[VERSIONS] = {"version": __version__, **formats}
@@ -357,7 +356,7 @@ def check_caller(request: web.Request) -> None:
     authenticator = request.app.get(AUTHENTICATOR)
     if authenticator is None:
         return
-    # Compares the route that matched: a path may be written in many ways.
+    # Compare the matched route, because a path can be written in many ways.
     resource = request.match_info.route.resource
     if resource is None or resource.canonical not in _OPEN:
         request[identity.CALLER] = authenticator.identify(request)
@@ -367,7 +366,7 @@ def check_caller(request: web.Request) -> None:
 async def answers_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give each request its id, and turn errors into problem documents.
 
-    The gateway has a middleware of its own; all other services use this one.
+    All services except the gateway, which has its own middleware, use this one.
     """
     instance = responses.request_id(request.headers.get(header.REQUEST_ID))
     request[responses.REQUEST_ID] = instance
@@ -430,7 +429,7 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Set explicitly: a parent that ignores SIGINT passes that on to its children.
+        # Set the handlers explicitly, because children inherit an ignored SIGINT.
         loop.add_signal_handler(number, asked_to_end.set)
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -489,7 +488,7 @@ async def _made(factory: Factory, settings: ServiceSettings) -> Sequence[Listeni
 
 
 def _sharing_descriptors(parts: Sequence[Listening]) -> Sequence[Listening]:
-    """Lower the limits of connections in proportion if file descriptors are scarce."""
+    """Lower the limits of connections proportionally if file descriptors are scarce."""
     wanted = sum(part.limits.connections_max for part in parts)
     allowed = memory.connections_within(memory.raise_limit(), wanted)
     return [
@@ -504,7 +503,7 @@ def _sharing_descriptors(parts: Sequence[Listening]) -> Sequence[Listening]:
 
 
 def _tune_collector() -> None:
-    """Tune the cycle collector: skip the modules, which live as long as the process, and scan less
+    """Make the cycle collector skip the modules, which live as long as the process, and scan less
     often, since the objects of requests are freed by reference counting.
     """
     gc.collect()

@@ -1,4 +1,4 @@
-"""HTTP sessions with other services; after a burst of requests, most connections are closed."""
+"""HTTP sessions with other services."""
 
 import asyncio
 import ssl
@@ -21,23 +21,23 @@ class ExpectedServer(aiohttp.Fingerprint):
 
     role: Role
     name: str = ""
-    """The bookie's name; "" if any service of the role may answer."""
+    """The name of a bookie; "" if any service of the role may answer."""
 
     def check(self, transport: asyncio.Transport) -> None:
-        """Refuse a connection whose certificate was not verified. With a fingerprint, aiohttp
-        verifies no certificate; only `_Connector` does. Raises: ServerFingerprintMismatch.
+        """Refuse a connection whose certificate was not verified. Given a fingerprint, aiohttp
+        itself verifies no certificate, but `_Connector` does. Raises: ServerFingerprintMismatch.
         """
         context = transport.get_extra_info("sslcontext")
         if context is not None and context.verify_mode is not ssl.CERT_REQUIRED:
             raise aiohttp.ServerFingerprintMismatch(b"", b"", str(self), 0)
 
     def __str__(self) -> str:
-        """The text that aiohttp's errors show."""
+        """The text for aiohttp's errors."""
         return f"{self.role} {self.name}".rstrip()
 
 
 class _Connector(Connector):
-    """Connects with this process's newest certificate, and has its guard check each server."""
+    """Connects with this process's newest certificate, and makes its guard check each server."""
 
     def __init__(self, credentials: Credentials) -> None:
         super().__init__(limit=0)
@@ -51,7 +51,7 @@ class _Connector(Connector):
         return _verifying_context() if newest is None else newest()
 
     def check_server(self, transport: asyncio.Transport, request: ClientRequest) -> None:
-        """Have the guard check the server's identity. Raises: ClientConnectorCertificateError."""
+        """Make the guard check the server's identity. Raises: ClientConnectorCertificateError."""
         guard, expected = self._credentials.guard, request.ssl
         if guard is None:
             return
@@ -65,7 +65,7 @@ class _Connector(Connector):
 
 @cache
 def _verifying_context() -> ssl.SSLContext:
-    """The TLS context of a process without a certificate: it trusts the system's authorities."""
+    """The TLS context of a process without a certificate, which trusts the system's authorities."""
     return ssl.create_default_context()
 
 
@@ -75,17 +75,17 @@ async def _ask_a_service(
     """Send a request with the credentials. Requests without an ExpectedServer, and redirects, fail.
 
     A redirect may come from a compromised server, and the request carries credentials that all
-    services accept. aiohttp would follow redirects of WebSocket requests in any case.
+    services accept. (For WebSocket requests, aiohttp can't be configured not to follow redirects.)
     """
     if not isinstance(request.ssl, ExpectedServer):
-        raise TypeError(f"{request.url}: name the service that must answer: ssl=ExpectedServer(…)")
-    # The newest headers: the session would keep those from its creation.
+        raise TypeError(f"{request.url}: pass the expected service, ssl=ExpectedServer(…)")
+    # Use the newest headers, because the session keeps those from its creation.
     request.headers.update(credentials.headers)
     answer = await handler(request)
     if 300 <= answer.status < 400:
         answer.close()
         raise aiohttp.ClientResponseError(
-            answer.request_info, (), status=answer.status, message="no service redirects"
+            answer.request_info, (), status=answer.status, message="unexpected redirect"
         )
     return answer
 

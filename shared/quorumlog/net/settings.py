@@ -1,7 +1,7 @@
 """Settings of a process, read from environment variables and, for secrets, from files.
 
-Only a model made from `Settings` knows its settings: names, defaults, bounds, and reasons.
-`describe` lists them for the table in the guide (`make docs`) and on the screen (`--help`).
+A subclass of `Settings` is the only definition of its settings' names, defaults, bounds and
+descriptions. `describe` lists these for the table in the docs (`make docs`) and for `--help`.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr, ValidationEr
 from pydantic.fields import FieldInfo
 
 _NEAR: Final = 0.9
-"""An unknown name this similar to a setting's counts as a misspelling: one letter in ten differs
+"""Similarity from which an unknown name counts as a misspelled setting: one letter in ten differs
 (chosen by judgement)."""
 _OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
 _UNITS: Final = {
@@ -31,7 +31,7 @@ _UNITS: Final = {
     r"_s(_min|_max)?$": "s",
     r"_share(_min|_max)?$": "1 is all",
 }
-"""The unit of a setting by the end of its name."""
+"""Units of settings, by patterns for the end of the name."""
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _KINDS: Final[Mapping[Any, str]] = {
     bool: "switch",
@@ -50,7 +50,7 @@ _MUST_BE: Final = {
 
 
 class SettingsUnusable(SystemExit):
-    """Ends the process with status 2; its message has a sentence for each invalid setting."""
+    """Ends the process with status 2. The message has a sentence for each invalid setting."""
 
     def __init__(self, faults: Iterable[str]) -> None:
         super().__init__("\n".join(faults))
@@ -58,8 +58,8 @@ class SettingsUnusable(SystemExit):
 
 
 class Settings(BaseModel):
-    """The base of all settings. Each field is the environment variable of the same name in
-    capitals; the text below the field describes it.
+    """The base class of all settings. Each field is the environment variable of the same name in
+    capitals; the text below a field is its description.
 
     The value of a field of type SecretStr may also be in the file that `<NAME>_FILE` names.
     Invariant: neither a settings object nor an error shows a secret as text.
@@ -74,11 +74,11 @@ class Settings(BaseModel):
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Warnings about the settings, which do not prevent a start."""
+        """Warnings about settings, which do not prevent a start."""
         return self._doubts
 
     def file_of(self, name: str) -> Path | None:
-        """The file that a secret was read from; None if it was read from no file."""
+        """The file from which a secret was read; None if the secret is from a variable."""
         return self._files.get(name)
 
     @classmethod
@@ -114,7 +114,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of_process(cls, program: str, environ: Mapping[str, str]) -> Self:
-        """Read the settings. With arguments, the process ends: `--help` prints the settings."""
+        """Read the settings. With arguments such as `--help`, handle these and end the process."""
         if len(sys.argv) > 1:
             command_line(program, cls)(prog_name=f"python -m {program}")
         return cls.read(environ)
@@ -128,7 +128,7 @@ class Described:
     kind: str
     """The type of the setting, in words."""
     default: str
-    """The default, as one would write it; "required" if the setting must be set."""
+    """The default as written in the environment; "required" if the setting must be set."""
     unit: str
     """The unit, or "" for a count, a name or a switch."""
     allowed: str
@@ -137,7 +137,7 @@ class Described:
 
 
 def describe(model: type[BaseModel]) -> Iterator[Described]:
-    """All settings of a model, in their order."""
+    """Yields the descriptions of all settings of a model, in order."""
     for name, field in model.model_fields.items():
         yield Described(
             name.upper(),
@@ -163,8 +163,8 @@ def unit_of(name: str) -> str:
 
 
 def command_line(program: str, model: type[BaseModel], app: Any = None) -> Any:
-    """A service's command line (`typer.Typer`): `--help`, `--version` and an `app`'s commands."""
-    # Imported late: most processes print nothing, and the imports take 0.1 s.
+    """A service's command line (`typer.Typer`), with `--help`, `--version` and `app`'s commands."""
+    # Imported late, because most processes print no help, and the imports take 0.1 s.
     import typer  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
     from typer.core import TyperGroup  # noqa: PLC0415
@@ -207,7 +207,7 @@ def _installed() -> str:
 
 
 def _page(model: type[BaseModel]) -> Any:
-    """The name, type, default and meaning of each setting, as a table of rich."""
+    """A table (of rich) with the name, type, default and description of each setting."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -222,9 +222,9 @@ def _page(model: type[BaseModel]) -> Any:
 
 
 def checked_url(url: SecretStr, schemes: Sequence[str]) -> SecretStr:
-    """Return a database's URL if all parsers agree on its parts. Otherwise errors could show a
-    password that a driver took for a host, port or scheme. Raises: ValueError, without parts of the
-    URL.
+    """Return a database's URL, checked so that all parsers agree on its parts. Otherwise a driver
+    might take a password for a host, and show it in an error. Raises: ValueError, without parts of
+    the URL.
     """
     try:
         parts = urlsplit(url.get_secret_value())
@@ -237,8 +237,8 @@ def checked_url(url: SecretStr, schemes: Sequence[str]) -> SecretStr:
         is_usable = False
     if not is_usable:
         raise ValueError(
-            f"is not of the form {schemes[0]}://USER:PASSWORD@HOST:PORT/DATABASE; in a user and a password,"
-            " characters such as @ : / # ? are written as %40 %3A %2F %23 %3F"
+            f"must have the form {schemes[0]}://USER:PASSWORD@HOST:PORT/DATABASE; in a user and a password,"
+            " write characters such as @ : / # ? as %40 %3A %2F %23 %3F"
         )
     return url
 
@@ -287,15 +287,15 @@ def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterato
         if name in known:
             continue
         if meant := next((other for other in sorted(known) if is_near(name, other)), None):
-            yield f"{name} is no setting; {meant} is one"
+            yield f"{name} is not a setting: did you mean {meant}?"
     for name in sorted(secrets | {name for name in fields if name.endswith("KEY_FILE")}):
         if (file := environ.get(name)) and Path(file).stat().st_mode & _OPEN_TO_OTHERS:
             yield f"{name} = {file!r}: every user of this machine may read or change the file: chmod 600"
 
 
 def is_near(name: str, other: str) -> bool:
-    """Whether `name` may be a misspelled `other`: `PROT`, `PRT` or `PORTT` instead of `PORT`. A
-    plural does not count: it may be a setting of another service.
+    """Whether `name` may be a misspelled `other`, such as `PROT`, `PRT` or `PORTT` for `PORT`. A
+    plural does not count, because it may be a setting of another service.
     """
     is_one_letter = abs(len(name) - len(other)) == 1 and len(other) < 6
     least = 0.85 if is_one_letter and name.rstrip("S") != other.rstrip("S") else _NEAR

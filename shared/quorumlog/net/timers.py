@@ -1,12 +1,12 @@
-"""Timers and tasks that 10,000 open ledgers can share, the database's clock, and `awake`.
+"""Timers and tasks for up to 10,000 open ledgers, the database's clock, and the clock `awake`.
 
-Machines' timers have only a few durations and are never cancelled. So each duration has a queue in
-the order of expiry, and one timer of the event loop serves all queues.
+Machines' timers have only a few different durations and are never cancelled. So there is a queue
+for each duration, in the order of expiry, and one timer of the event loop serves all queues.
 
 `awake` is a clock that counts only the time in which this process was awake, for timeouts on other
 processes. A process that stands still (stopped, swapped out, busy with one long computation) reads
-no answers, yet its timers expire. When it resumes, they fire before its sockets are read. On this
-clock a standstill takes only a moment, so no bookie, gateway or client is blamed for it.
+no answers, but its timers expire. When the process resumes, its timers fire before its sockets are
+read. On the clock `awake`, a standstill takes only a moment, so other processes don't seem silent.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S, DatabaseClock
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.01
-"""Timers that expire this close together share a wake-up: a fifth of the shortest timer (hedge)."""
+"""Interval in which timers share a wake-up: a fifth of the shortest timer (hedge)."""
 
 _RESTART_S: Final = 1.0
-"""The pause before ended background work is started again (chosen by judgement)."""
+"""Pause before a restart of background work (chosen by judgement)."""
 
 
 class Timers:
@@ -36,7 +36,7 @@ class Timers:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, time: Callable[[], float] | None = None
     ) -> None:
-        """`time` is the timers' clock: `awake` in a real process; by default the loop's clock."""
+        """`time`: the timers' clock, `awake` in a real process; by default the loop's clock."""
         self._loop = loop
         self._time = time or loop.time
         self._queues: dict[float, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]] = {}
@@ -46,7 +46,7 @@ class Timers:
         self._closed = False
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call `call(*args)` once, after `delay_s` seconds or a little later; for `inf` never."""
+        """Call `call(*args)` once, after `delay_s` seconds or a little later; never for `inf`."""
         if delay_s == inf:
             return
         when = self._time() + delay_s
@@ -78,7 +78,7 @@ class Timers:
         self._armed = None
         now = self._time()
         if self._loop.time() - self._due > STANDSTILL_S and not self._was_late:
-            # The process stood still and read no answers: read those that have arrived first.
+            # The process stood still and read no answers, so first read those that have arrived.
             self._was_late = True
             self._arm(now + LOOK_S)
             return
@@ -109,7 +109,7 @@ class Tasks:
         self._closed = False
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end and log what it raises. After `close` no work starts."""
+        """Run `work` to its end, and log an exception. After `close`, no work starts."""
         if self._closed:
             work.close()
             return
@@ -135,7 +135,7 @@ class Tasks:
 
 
 async def restarted(work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work that a process needs. Whenever it ends, log its error and restart it."""
+    """Run background work for ever: whenever the work ends, log its exception and restart it."""
     while True:
         try:
             await work()
@@ -149,12 +149,12 @@ _LATEST_S: Final = 253_402_300_799
 
 
 def wall_s() -> float:
-    """The machine's clock in seconds since 1970: for people, not for durations."""
+    """This machine's clock in seconds since 1970, for display and not for durations."""
     return datetime.now(UTC).timestamp()
 
 
 def time_text(at_s: float) -> str:
-    """A time in seconds since 1970 as the APIs write it, such as 2026-01-02T03:04:05.678Z."""
+    """A time in seconds since 1970 in the format of the APIs, such as 2026-01-02T03:04:05.678Z."""
     at = datetime.fromtimestamp(min(at_s, _LATEST_S), UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -166,7 +166,7 @@ CLOCK_SETTING: Final = (
 
 
 class HeardClock:
-    """A database's clock, as one process knows it from the database's answers."""
+    """A database's clock, estimated from the times in the database's answers."""
 
     def __init__(self, difference_s: float = CLOCK_DIFFERENCE_S) -> None:
         self._clock = DatabaseClock(difference_s)
@@ -175,7 +175,7 @@ class HeardClock:
 
     @property
     def doubt(self) -> str:
-        """Why nothing may be deleted by age; empty if deletion is allowed (rule 26c)."""
+        """The reason why nothing may be deleted by age; empty if deletion is allowed (rule 26c)."""
         return self._clock.doubt
 
     def hear(self, database_ms: float) -> str:
@@ -190,31 +190,31 @@ class HeardClock:
         return doubt
 
     def now_ms(self) -> int | None:
-        """The database's current time, without a doubted jump; None before the first report."""
+        """The database's current time, without doubtful jumps; None before the first report."""
         return self._clock.now_ms(asyncio.get_running_loop().time())
 
 
 STANDSTILL_S: Final = 0.25
-"""A longer pause between two checks of the clock is a standstill (chosen by judgement)."""
+"""Minimum pause between two checks of the clock that counts as a standstill (by judgement)."""
 LOOK_S: Final = 0.1
-"""The interval of checks, and the time that a standstill counts as. If a standstill counted as
-zero, a process whose every step is slow would wait for a dead bookie for ever."""
+"""Interval of checks, and the time that a standstill counts as. If a standstill counted as zero, a
+process with only slow steps would wait for a dead bookie for ever."""
 
 
 class Awake:
-    """An event loop's clock of awake time. Invariant: it never goes back, nor ahead of the loop."""
+    """An event loop's clock of awake time. Invariant: never goes back or ahead of the loop."""
 
     __slots__ = ("__weakref__", "_awake_s", "_loop", "_seen")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Call `awake` instead."""
+        """Don't call this directly: call `awake`."""
         self._loop = loop
         self._seen = loop.time()
         self._awake_s = 0.0
         self._look()
 
     def time(self) -> float:
-        """Seconds awake since an arbitrary moment."""
+        """The awake time in seconds since an arbitrary moment."""
         now = self._loop.time()
         step_s = now - self._seen
         self._seen = now
@@ -244,7 +244,7 @@ def awake() -> Awake:
 
 
 class awake_timeout:  # noqa: N801  # like asyncio.timeout, which it replaces
-    """Like `asyncio.timeout`, but counts only awake time. Raises: TimeoutError from the block."""
+    """A variant of `asyncio.timeout` that counts only awake time. Raises: TimeoutError."""
 
     __slots__ = ("_cancelling", "_clock", "_end", "_handle", "_is_expired", "_loop", "_task")
 

@@ -1,11 +1,11 @@
-"""TLS of a service: contexts that follow their files, and callers identified by certificates.
+"""TLS of a service: contexts that follow changes of files, and callers' identities by certificate.
 
-Inside a cluster both ends present a certificate (mutual TLS). `Tls` has the contexts of both sides;
-`PeerCertificate` reads the client's identity from its certificate's URI
+Inside a cluster both ends present a certificate (mutual TLS). `Tls` contains the contexts for both
+sides, and `PeerCertificate` reads a client's identity from the URI in its certificate
 (`quorumlog/certificates.py`). A gateway's public listener presents a certificate and requests none.
 
 A new certificate, key or authority takes effect within seconds. Open connections continue, even if
-their certificate has expired; only connections of peers that the authority's file revokes are cut.
+their certificate has expired. Only those of peers that the authority's file revokes are cut.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ SCHEME: Final = "quorumlog"
 
 
 class TlsUnusable(ValueError):
-    """A certificate's files can't be used; the message says why, and contains no key."""
+    """A certificate's files can't be used. The message has the reason, but no part of a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TlsFiles:
     certificate: Path
     key: Path
     authority: Path | None = None
-    """The certificates of the authorities that must have issued the certificates of clients and
+    """Certificates of the authorities that must have issued the certificates of clients and
     servers. None for a public listener, which requests no certificate from clients."""
     password: SecretStr | None = None
     """The password of the key, if it has one."""
@@ -59,7 +59,7 @@ class TlsFiles:
 class Tls(Followed):
     """The TLS contexts of one certificate.
 
-    Invariant: both contexts, `cluster`, `ends` and the revocations are from one read of the files.
+    Invariant: both contexts, `cluster`, `ends` and the revocations come from one read of the files.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -70,13 +70,13 @@ class Tls(Followed):
         self._own: tuple[str | None, datetime] | None = None
         """The URI and the expiry of the certificate in use; None before the first is loaded."""
         self._load()
-        # Listeners keep the context that they got, so each handshake switches to the newest one.
-        # The kept context is not changed in place, since a context can't forget an authority.
+        # Listeners keep their first context, so each handshake switches to the newest one. The
+        # first context is not changed in place, since authorities can't be removed from a context.
         self.server = _server_context(files)
         self.server.sni_callback = self._switch
 
     def _load(self) -> None:
-        # Imported late: the import takes 0.1 s, and most processes have no certificate.
+        # Imported late, because the import takes 0.1 s and most processes have no certificate.
         from quorumlog.certificates import describe, read_revoked  # noqa: PLC0415
 
         files = self._files
@@ -91,7 +91,7 @@ class Tls(Followed):
             raise TlsUnusable(f"{_names(files)}: {error}") from None
         if files.authority is not None and described.subject is None:
             raise TlsUnusable(
-                f"{files.certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME among its alternative names"
+                f"{files.certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME in subjectAltName: issue a new one"
             )
         own = (None if described.subject is None else described.subject.uri, described.ends)
         if self._own is not None:
@@ -127,16 +127,16 @@ class Tls(Followed):
         if (cluster, server.role, server.name) != (self.cluster, role, name or server.name):
             asked = f"{role} {name}".rstrip()
             raise ssl.CertificateError(
-                f"{server.role} {server.name} of cluster {cluster} answers in the place of {asked}"
-                f" of {self.cluster}"
+                f"{server.role} {server.name} of cluster {cluster} answers instead of {asked}"
+                f" of cluster {self.cluster}"
             )
 
     def watch(self, holder: HoldsConnections) -> None:
-        """Cut the connections of `holder` whose peers get revoked, for as long as it lives."""
+        """Abort connections of `holder` whose peers are revoked from now on, while it exists."""
         self._holders.add(holder)
 
     def reload(self) -> None:
-        """Load the files again. If they can't be used, log why and keep the former certificate."""
+        """Load the files again. If they are unusable, log it and keep the former certificate."""
         try:
             self._load()
         except TlsUnusable as error:
@@ -157,15 +157,15 @@ class Tls(Followed):
             log.warning("revoked-connections-cut", extra={"count": len(revoked)})
 
     def described(self) -> dict[str, str]:
-        """The certificate, for logs."""
+        """The certificate's file and expiry, for logs."""
         return {"file": str(self._files.certificate), "ends": self.ends.isoformat()}
 
 
 class CertificateEnds(Collector):
-    """A gauge with the times when the certificates expire."""
+    """A gauge of the expiry times of certificates."""
 
     def __init__(self, certificates: Mapping[str, Tls]) -> None:
-        """`certificates` are keyed by the name of their listener."""
+        """`certificates`: the certificates by listener name."""
         self._certificates = certificates
 
     def collect(self) -> Iterable[Metric]:
@@ -182,23 +182,23 @@ class CertificateEnds(Collector):
 
 @dataclass(frozen=True, slots=True)
 class PeerCertificate:
-    """Identifies callers by certificates that handshakes verified. Implements `Authenticator`."""
+    """Identifies callers by their verified certificates. Implements `Authenticator`."""
 
     tls: Tls
-    """This process's certificate, which names the cluster that callers must belong to."""
+    """This process's certificate, which names the cluster to which callers must belong."""
 
     def identify(self, request: web.BaseRequest) -> Identity:
         """The service that a client's certificate names. Raises: Unauthenticated, Forbidden."""
         transport = request.transport
         certificate = None if transport is None else transport.get_extra_info("peercert")
         if transport is None or not certificate:
-            raise Unauthenticated("this listener needs a client certificate of the cluster")
+            raise Unauthenticated("a client certificate of the cluster is required")
         cluster, identity = _identity_of(certificate.get("subjectAltName", ()))
         if self.tls.is_revoked(transport):
             raise Forbidden(f"the certificate of {identity.role} {identity.name} is revoked")
         if cluster != self.tls.cluster:
             raise Forbidden(
-                f"the certificate belongs to cluster {cluster}, not to {self.tls.cluster}"
+                f"the certificate must be of cluster {self.tls.cluster}, but is of {cluster}"
             )
         return identity
 
@@ -208,11 +208,11 @@ def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
     """The cluster and the identity in a certificate's names. Raises: Forbidden."""
     uris = [name for kind, name in names if kind == "URI" and name.startswith(f"{SCHEME}://")]
     if len(uris) != 1:
-        raise Forbidden(f"the certificate has {len(uris)} URIs {SCHEME}://CLUSTER/ROLE/NAME")
+        raise Forbidden(f"the certificate must have one {SCHEME}:// URI (got {len(uris)})")
     parts = urlsplit(uris[0])
     role, _, name = parts.path[1:].partition("/")
     if role not in {known.value for known in Role} or not name:
-        raise Forbidden(f"{uris[0]} names no role of a service")
+        raise Forbidden(f"{uris[0]} must end with a valid ROLE/NAME")
     hosts = {name.lower() for kind, name in names if kind == "DNS"}
     hosts |= {str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"}
     return parts.netloc, Identity(Role(role), name, frozenset(hosts))
@@ -229,13 +229,13 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_own(context, files.certificate, files.key, _password_of(files))
     if files.authority is None:
-        # For browsers and older clients.
+        # Allow TLS 1.2 for browsers and older clients.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return context
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(files.authority)
-    # A resumed session would not be verified by authorities that have changed since.
+    # No session tickets: a resumed session would not be verified with changed authorities.
     context.num_tickets = 0
     return context
 
@@ -243,12 +243,12 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
 def _check_successor(
     file: Path, before: tuple[str | None, datetime], after: tuple[str | None, datetime]
 ) -> None:
-    """Refuse a new certificate of another process, or one that has expired. Raises: TlsUnusable."""
+    """Refuse a new certificate that is another process's or has expired. Raises: TlsUnusable."""
     (was, ended), (found, ends) = before, after
     if was is not None and found is not None and found != was:
-        raise TlsUnusable(f"{file} belongs to {found}, but this process is {was}")
+        raise TlsUnusable(f"{file} is the certificate of {found}, but this process is {was}")
     if ends != ended and ends < datetime.now(UTC):
-        raise TlsUnusable(f"{file} expired at {ends.isoformat()}")
+        raise TlsUnusable(f"{file} expired at {ends.isoformat()}: renew the certificate")
 
 
 def _password_of(files: TlsFiles) -> str | None:

@@ -1,7 +1,7 @@
-"""Trace context: links logs, and requests to services, to the client request that caused them.
+"""Trace context, which links log lines and requests to the client request that caused them.
 
-`traceparent` is the W3C's header: all services pass the trace id on unchanged, and each hop makes a
-new span id. Requests without the header are not traced. A trace ends at the channel to bookies,
+In the W3C's header `traceparent`, all services pass the trace id on unchanged, and each hop creates
+a new span id. Requests without the header are not traced. A trace ends at the channel to bookies,
 where one run carries the entries of many requests.
 """
 
@@ -39,12 +39,12 @@ _request: ContextVar[str | None] = ContextVar("request", default=None)
 
 
 def begin(request_id: str, traceparent: str | None) -> None:
-    """Begin a request: from now on, work in this context belongs to its trace."""
+    """Begin a request, so that further work in this context belongs to its trace."""
     _request.set(request_id)
     trace = None
     if traceparent is not None:
         found = _FORM.fullmatch(traceparent)
-        # The W3C declares ids that are all zeros invalid; an invalid header starts no trace.
+        # Ids of only zeros are invalid (W3C), and an invalid header starts no trace.
         if found is not None and int(found[1], 16) and int(found[2], 16):
             trace = Trace(found[1], secrets.token_hex(8), found[3])
     _trace.set(trace)
@@ -78,7 +78,7 @@ _OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "ascti
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time, level, service, logger, event, then the fields of `extra`."""
+    """Formats a log record as JSON: time, level, service, logger, event, fields of `extra`."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_as_json(service: str, level: str) -> None:
-    """Make the root logger write JSON lines only."""
+    """Configure the root logger to write JSON lines only."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(service))
     root = logging.getLogger()

@@ -20,7 +20,7 @@ Flag 32: the columns (from the timestamps on) are packed, which means replaced b
 Mark 1: the batch has the log's last stream sequence, set by this or an earlier batch (rule 25a).
 Mark 2: the log ends with this batch (rule 25b). Only a batch with mark 2 or 8 may have no records.
 Mark 4: equal producer numbers alone make a request a retry, even if its records differ.
-Mark 8: records were removed (rule 27d). `count` is the number of offsets. Before the timestamps are
+Mark 8: records were removed (rule 27d). `count` is the number of offsets. The columns begin with
     records left u32 | their indexes u32[records left], ascending
 and each column has one element for each record left. The batch still covers the offsets of the
 removed records, so the batches of a ledger have no gaps between them.
@@ -102,7 +102,7 @@ class EncodedRecords:
     marks: int = 0
 
     def with_ttl(self, ttl_s: int) -> "EncodedRecords":
-        """A copy in which each record has this time to live. The records must not have any yet."""
+        """A copy in which each record has this time to live. No record may have one yet."""
         assert not self.marks, "the records already have times to live"
         ttls = struct.pack(">I", ttl_s) * self.count
         return replace(self, columns=ttls + self.columns, marks=_HAS_TTLS)
@@ -276,8 +276,8 @@ class Columns:
         return [n for n, ttl_s in enumerate(self.ttls) if not ttl_s or age_ms < 1000 * ttl_s]
 
     def buried(self, time_ms: int, now_ms: int) -> "Columns":
-        """The batch with tombstones in place of the records with a key that have expired at
-        `now_ms`, as compaction needs it (rule 27f). `time_ms`: the batch's append time.
+        """Replace each record that has a key and has expired at `now_ms` by a tombstone, for
+        compaction (rule 27f). `time_ms`: the batch's append time.
         """
         lasting = frozenset(self.lasting(time_ms, now_ms))
         if len(lasting) == self.count:
@@ -666,8 +666,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         )
         if not is_known or not (count or marks & _ENDS):
             raise BadBatch(
-                f"unsupported record batch: version {version}, flags {flags}, marks {marks}, "
-                f"{count} records after {before}"
+                f"the record batch has an unknown version {version}, flags {flags} or marks {marks}"
             )
         at, producer, seq = _HEAD.size, None, None
         if flags & _HAS_PRODUCER:

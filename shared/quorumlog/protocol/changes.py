@@ -211,8 +211,7 @@ def check_members(
         for name, one in sorted(present.items())
     )
     raise StaleMember(
-        f"the change adds unregistered members: {', '.join(sorted(stale))} (registered: {known}). "
-        "Choose registered bookies",
+        f"not registered: {', '.join(sorted(stale))}; registered: {known}. Choose registered bookies",
         ledger_id=ledger_id,
         present=present,
         is_final=all(member_incarnation(one) < (present[member_name(one)] or 0) for one in stale),
@@ -280,10 +279,8 @@ def check_log(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ..
 
 
 def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ...]]:
-    """The items of `old` that each new ledger of `new` replaces. These must be adjacent sealed
-    ledgers with the same offsets, and none from which a takeover replays (rule 27c).
-
-    Raises: InvalidRequest.
+    """The items of `old` that each new ledger of `new` replaces (rule 27c). Raises: InvalidRequest,
+    unless they are adjacent sealed ledgers with the same offsets, and no takeover replays them.
     """
     known_end, found = old.known_end, dict[int, tuple[LogItem, ...]]()
     before = {item.ledger_id for item in old.items}

@@ -10,7 +10,7 @@ CLOCK_DIFFERENCE_S: Final = 60.0
 """Largest difference between agreeing clocks, as answers take time. Chosen by judgement."""
 
 STEADY_S: Final = 600.0
-"""How long a clock that jumped must run steadily to be trusted again. Chosen by judgement."""
+"""Time for which a clock that jumped must run steadily to be trusted. Chosen by judgement."""
 
 
 class DatabaseClock:
@@ -30,7 +30,7 @@ class DatabaseClock:
         self._since_s = 0.0
         """Monotonic time since when answers agree with each other, but are not trusted."""
         self.doubt = "the database's clock has not been read yet"
-        """Why nothing may be deleted by age; empty if deletions by age are allowed."""
+        """The reason why nothing may be deleted by age; empty if such deletions are allowed."""
 
     def hear(self, database_ms: float, *, wall_ms: float, monotonic_s: float) -> str:
         """Judge the clock by a time that the database just returned, and return `doubt`."""

@@ -64,7 +64,7 @@ class Kept:
             self._gone.popitem(last=False)
 
     def forget(self, terms: Collection[str]) -> None:
-        """Forget logs that are gone or have other keepers. None may be waiting for deletion."""
+        """Forget logs that are gone or have other keepers, and that no deletion is waiting for."""
         for term in terms:
             self._used_s.pop(term, None)
             self._expired.discard(term)

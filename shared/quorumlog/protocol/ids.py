@@ -14,8 +14,8 @@ NO_LEDGER: Final = -1
 """A value below all ledger ids, which means that there is no ledger."""
 
 ASSIGNED_ID_END: Final = 2**52
-"""The first ledger id that callers may choose; metadata assigns lower ids, counting up from 1. So
-the highest id below this bound on any bookie is an assigned one, and a database that was restored
+"""The first ledger id that callers may choose. The metadata service assigns lower ids, counting up
+from 1. So the highest lower id on any bookie is an assigned one, and a database that was restored
 from a backup assigns only higher ids (rule 17).
 """
 

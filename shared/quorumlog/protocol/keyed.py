@@ -57,7 +57,7 @@ class _Made(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """How values of one type are copied, and how they appear in a key."""
+    """The functions that copy a value of one type, and represent the value in a key."""
 
     copy: Callable[[Any], Any]
     key: Callable[[Any], object]

@@ -102,7 +102,7 @@ class Deletion(StrEnum):
 
 
 PREDECESSORS_KEPT = 4
-"""Number of predecessors in a lineage. A rebuild can bridge one fewer missing ledger in a row."""
+"""Number of predecessors in a lineage, so that a rebuild can bridge up to 3 missing ledgers."""
 
 SHARED_KEPT = 64
 """Maximum shared ledgers in a fork's lineage: 16 GiB with default limits. Chosen by judgement."""
@@ -121,7 +121,7 @@ class Lineage:
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
     """(id, first offset) of the nearest earlier ledgers with records, ascending."""
     published_ms: Number = 0
-    """When a transaction published the ledger, in ms since 1970 (rule 26b); 0 if none did."""
+    """The time of the ledger's publication, in ms since 1970 (rule 26b); 0 if there was none."""
     stream_seq: Text | None = None
     """The log's last stream sequence before this ledger (rule 25a); None if there was none."""
     placed_by: AttemptOrNone = ""
@@ -362,7 +362,7 @@ class LedgerMetadata(Value):
 
     @property
     def all_members(self) -> tuple[str, ...]:
-        """All members of fragments and repairs, each once. None of them may drop the ledger."""
+        """All members of fragments and repairs, each once. No member may drop the ledger."""
         found = [member for fragment in self.fragments for member in fragment.bookies]
         found += [member for r in self.repairs for member in (r.leaving, r.target)]
         return tuple(dict.fromkeys(found))

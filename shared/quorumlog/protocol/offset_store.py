@@ -41,7 +41,7 @@ _TRUNCATE_CHARS: Final = 16 << 20
 _KEPT_CHARS: Final = 64 << 20
 """Maximum characters of records that stay in the log for their tokens. Chosen by judgement."""
 _TRIES: Final = 20
-"""Maximum tries to decide a request, each of which another gateway's append may make void."""
+"""Maximum tries to decide a request. A try fails if another gateway appends first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +180,8 @@ class OffsetStore:
         self._out: list[Effect] = []
 
     def step(self, event: Event, now_s: float, wall_ms: int, database_ms: int = 0) -> list[Effect]:
-        """Process an event and return the effects. `now_s`: a clock that never runs faster than
-        real time, and may stand still. `database_ms`: the database's time; 0 if unknown or in
-        doubt.
+        """Process an event and return the effects. `now_s`: a clock that may stand still, but is
+        never fast. `database_ms`: the database's time; 0 if unknown or in doubt.
         """
         match event:
             case Asked(key, request, stamp):

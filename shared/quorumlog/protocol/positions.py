@@ -35,8 +35,8 @@ CALLER_CONSUMERS_MAX: Final = 20_000
 """Maximum consumers created by one caller, if tokens are required. Chosen by judgement."""
 
 USE_STEP_MS: Final = 86_400_000
-"""A use without another change is stored only if the stored time of use is off by more than this
-step, or by more than a quarter of the expiry time."""
+"""A use without another change is stored if the stored time of use is off by more than this step,
+or by more than a quarter of the expiry time."""
 
 GRACE_S: Final = 3600.0
 """Time for which no consumer expires after the offset store has read the log, so that users can
@@ -169,9 +169,8 @@ Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
 def counts_once(request: Request) -> bool:
-    """Whether a request needs a `Stamp`. Commits and renewals by fencing token need no stamp,
-    because they are rejected once another worker has the lease, and a commit moves an offset only
-    forwards.
+    """Whether a request needs a `Stamp`. Requests by fencing token need none, because they are
+    rejected once another worker has the lease, and a commit moves an offset only forwards.
     """
     if isinstance(request, Commit):
         return request.token is None
@@ -317,8 +316,7 @@ class Draft(RowDraft[Position]):
         self._check_version(row, request.version)
         if request.offset < row.offset:
             raise PositionBehind(
-                f"offset {request.offset} is below the committed offset {row.offset}: reset the "
-                "consumer to move back",
+                f"{request.offset} is below the committed offset {row.offset}: reset the consumer",
                 log=row.log,
                 consumer=row.consumer,
                 offset=row.offset,

@@ -19,7 +19,7 @@ class PutQueue:
     start: int = 0
     """The first record of a new queue."""
     dead_end: int = 0
-    """The end of the dead-letter log, below which no dead letter of a new queue is."""
+    """The end of the dead-letter log. Dead letters of a new queue are at or above it."""
     dead_created: str = ""
     version: int | None = None
     """The expected `settings_version`."""
@@ -85,21 +85,20 @@ class Settlement(StrEnum):
     NAK = "nak"
     EXTEND = "extend"
     UNREAD = "unread"
-    """A gateway gives back records that it could not send to the worker. The attempt does not
-    count."""
+    """A gateway returns records that it could not send. The attempt does not count."""
     LOST = "lost"
     """The records can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Settle claimed records in the way `kind`. Answer: Settled."""
+    """Settle claimed records. `kind`: a Settlement. Answer: Settled."""
 
     log: str
     queue: str
     kind: str
     items: tuple[tuple[int, Offsets], ...]
-    """Tokens, each with offsets of its claim. Without offsets, all records of the claim count."""
+    """Tokens, each with offsets of its claim; no offsets mean all records of the claim."""
     delay_ms: int = 0
     """Milliseconds until records that are given back may be given again."""
     reason: str = ""
@@ -163,7 +162,7 @@ class BeginMove:
 
 @dataclass(frozen=True, slots=True)
 class EndMove:
-    """Note that a move was appended. `lost`: the number of records not sent. Answer: the queue."""
+    """Confirm that a move was appended. `lost`: number of records not sent. Answer: the queue."""
 
     log: str
     queue: str
@@ -173,7 +172,7 @@ class EndMove:
 
 @dataclass(frozen=True, slots=True)
 class FailMove:
-    """Note the code of the error that keeps records from the dead-letter log. Answer: the queue."""
+    """Store the code of the error that keeps records from the dead-letter log. Answer: the queue."""
 
     log: str
     queue: str
@@ -186,8 +185,7 @@ QueueRequest = PutQueue | List | FreeLog | OfQueue
 
 
 def is_counted_once(request: QueueRequest) -> bool:
-    """Whether a request needs a `Stamp`. A claim needs no stamp, because a copy only claims further
-    records, which are given again after a lease. Copies of settlements, moves and redrives have no
-    effect.
+    """Whether a request needs a `Stamp`. A claim doesn't, because a copy claims further records,
+    which are given again after a lease. Copies of settlements, moves and redrives have no effect.
     """
     return isinstance(request, PutQueue | DeleteQueue)

@@ -170,7 +170,7 @@ class Queue:
         return replace(self, acked=self.acked | offsets, attempts=attempts).raised(self.floor)
 
     def raised(self, floor: int) -> "Queue":
-        """The queue with the floor raised to an offset, and past done records from there on."""
+        """The queue with the floor raised to an offset, and past the done records that follow."""
         acked = self.acked - self.acked.below(floor)
         if acked and acked.first == floor:
             floor = acked.run_end

@@ -63,7 +63,7 @@ class Queues(Rows[Queue]):
         return QueueDraft(self, end=end, now_s=now_s)
 
     def hold(self, held_until: Any) -> None:
-        """Note, by token, the ends of leases and delays that this gateway started or extended."""
+        """Record, by token, the ends of leases and delays that this gateway started or extended."""
         for key, ends in held_until.items():
             if (row := self.rows.get(key)) is not None:
                 known = {**self._held_until.get(key, {}), **ends}
@@ -424,7 +424,7 @@ def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: i
 
 
 def _refused(row: Queue, token: int, offsets: Offsets) -> list[asks.Refused]:
-    """The reasons why a token does not settle these records, or its claim if there are none."""
+    """The reasons why a token does not settle these records (none: all records of its claim)."""
     done = offsets.below(row.floor) | (offsets & row.acked)
     ended = offsets - done
     refused = [asks.Refused(token, done, "acknowledged")] if done else []

@@ -103,8 +103,8 @@ class Quorum:
     def is_covered(self, answered: Iterable[int]) -> bool:
         """Whether the positions that have not answered contain no ack quorum (I14).
 
-        This holds if fewer than Qa positions of each write set are silent. `answered` must contain
-        only positions whose answer counts (rule 13), not all that were asked.
+        True if fewer than Qa positions of each write set are silent. `answered` must contain only
+        positions whose answer counts (rule 13), not all positions that were asked.
         """
         known = frozenset(answered)
         return all(

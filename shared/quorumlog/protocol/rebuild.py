@@ -1,8 +1,8 @@
 """Decides which lost metadata is proven by bookies' copies (rule 18d), without IO.
 
-Bookies hold copies of metadata (rule 18b) and the ids of deleted ledgers (rule 16a). Only these
-prove metadata. Each copy is of a committed version, so no copy is wrong. The question is whether a
-*later* version was committed that no answering bookie has.
+Only bookies' copies of metadata (rule 18b) and ids of deleted ledgers (rule 16a) prove metadata.
+Each copy is of a committed version, so no copy is wrong. The question is whether a *later* version
+was committed that no answering bookie has.
 
 - CLOSED metadata is final except for its members, because a ledger has one end (I4).
 
@@ -128,8 +128,8 @@ class Bookies:
             is_unproven = is_later and name not in proven
             if is_older or (is_unproven and answers is not None):
                 return (
-                    f"the ledger names {name}@{incarnation}, but {name} has registered a new directory as"
-                    f" {name}@{found.incarnation}: stop {name}, move its DATA_DIR away, start it with"
+                    f"the ledger names {name}@{incarnation}, but {name} has registered as {name}@{found.incarnation}"
+                    f" with a new directory: stop {name}, move its DATA_DIR away, start it with"
                     " AUTO_FIX_COOKIES=1 to register it as a later incarnation, and rebuild again"
                 )
             # Denials can't shorten a CLOSED ledger, so a rebuild writes it at once (rule 18d).
@@ -147,9 +147,7 @@ class Bookies:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision about a ledger's metadata. `row`: the metadata to write. `why`: the reason, for
-    the operator.
-    """
+    """The decision about a ledger, with the metadata to write, and the reason for an operator."""
 
     action: Action
     row: LedgerMetadata | None = None
@@ -236,9 +234,7 @@ def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
 def _contradiction(
     known: LedgerMetadata | None, rows: Sequence[LedgerMetadata], keys: Collection[bytes]
 ) -> str:
-    """The reason why the copies and the database can't be versions of one ledger in one history; ""
-    if there is none.
-    """
+    """The error if copies and database can't be one ledger's versions in one history; else ""."""
     if len({*keys, *(() if known is None else (known.ledger_key,))}) > 1:
         return "two ledgers have this id: their keys differ"
     everything = (*rows, *(() if known is None else (known,)))
@@ -318,7 +314,7 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
 
     Copies of versions in between may be missing, because a repair sends only some (rule 20b).
     `newest` may be of another history. A bookie drops entries only if the database does not name it
-    and contains the versions of all its copies (rule 18c), so each member must be named or have a
+    and contains the versions of all its copies (rule 18c). So each member must be named or have a
     copy in `keeping`.
     """
     placed = replace(known, first_offset=newest.first_offset, lineage=newest.lineage)

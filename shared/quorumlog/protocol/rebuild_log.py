@@ -158,10 +158,7 @@ def decide_log(
     unplaced = _unplaced(ledgers, named | {item.ledger_id for item in items})
     if known is None and not fresh:
         return LogDecision(
-            Action.WAIT,
-            None,
-            "no copy of the log's ledgers has a first offset in the log",
-            unplaced,
+            Action.WAIT, None, "no copy of the log's ledgers has a first offset", unplaced
         )
     if hidden:
         return LogDecision(Action.WAIT, None, hidden, unplaced)
@@ -173,9 +170,7 @@ def decide_log(
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:
-        problem = (
-            "all known ledgers are deleted: the log was deleted too, or later ledgers are unknown"
-        )
+        problem = "all known ledgers are deleted: the log was deleted, or later ones are unknown"
     else:
         problem = (
             found.unexplained(before, deleted, items)
@@ -259,7 +254,7 @@ class _Found:
     reported: Mapping[int, int]
     """The first offsets, by id, of ledgers that later ledgers name as predecessors."""
     follows: Mapping[int, int]
-    """For each ledger, the nearest earlier ledger with records (or _NOTHING), if any names it."""
+    """For each ledger, the nearest earlier one with records (or _NOTHING), from any metadata."""
 
     @classmethod
     def of(cls, ledgers: Sequence[LedgerPlace], start: int) -> "_Found":
@@ -342,7 +337,7 @@ class _Found:
     def not_let_go(
         self, items: tuple[LogItem, ...], deleted: Collection[int]
     ) -> tuple[LogItem, ...]:
-        """The items that the log had not released. A log releases its first ledgers first. So items
+        """The items that the log had not released. A log releases its ledgers in order. So items
         were released if they precede a deleted ledger, or a ledger with which the log began.
         """
         gone = {*deleted, _NOTHING}
@@ -382,10 +377,9 @@ class _Found:
         *,
         hides: bool,
     ) -> str:
-        """The reason why a ledger of the log's beginning may be unknown; "" if there is none. If a
-        ledger before the first one is deleted, the log has released it, or another ledger has
-        replaced it (rule 27c). `hides`: whether bookies with copies of any ledger may be lost or
-        silent.
+        """The error if a ledger of the log's beginning may be unknown; else "". If a ledger before
+        the first one is deleted, the log has released it, or another ledger has replaced it (rule
+        27c). `hides`: whether bookies with copies of any ledger may be lost or silent.
         """
         hides = hides or any(one.hides_next for one in self.ledgers.values())
         first = items[0].first_offset if items else None
@@ -405,9 +399,9 @@ class _Found:
     def unexplained(
         self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
     ) -> str:
-        """The problem that a ledger in the database's list is deleted, but perhaps not released; ""
-        if there is none. A log releases its first ledgers, and an empty ledger once another one has
-        its place. A later ledger with records and a known predecessor proves the release.
+        """The error if a ledger in the database's list is deleted, but perhaps not released; else
+        "". A log releases its first ledgers, and an empty ledger once another one has its place. A
+        later ledger with records and a known predecessor proves the release.
         """
         firsts = (item.ledger_id for item in known if item.ledger_id not in deleted)
         first = next(firsts, None)
@@ -428,7 +422,7 @@ class _Found:
         return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
 
     def contested(self, items: Sequence[LogItem]) -> str:
-        """The problem that a ledger was replaced in two histories; "" if there is none."""
+        """The error if a ledger was replaced in two histories; else ""."""
         by: dict[int, int] = {}
         for item in items:
             ledger = self.ledgers.get(item.ledger_id)
@@ -438,7 +432,7 @@ class _Found:
         return ""
 
     def misplaced(self, items: Sequence[LogItem]) -> str:
-        """The problem that places contradict each other; "" if there is none."""
+        """The error if places contradict each other; else ""."""
         if sum(item.first_offset is None for item in items) > 1:
             return "two ledgers of the log have no first offset"
         for before, after in pairwise(items):
@@ -446,9 +440,7 @@ class _Found:
                 continue
             first, ledger = after.first_offset, self.ledgers.get(before.ledger_id)
             if before.first_offset == first and not before.is_empty:
-                return (
-                    f"ledgers {before.ledger_id} and {after.ledger_id} both begin at offset {first}"
-                )
+                return f"ledgers {before.ledger_id} and {after.ledger_id} both begin at {first}"
             least = before.first_offset if ledger is None else ledger.least_end
             ends = least if before.last_offset is None else before.last_offset + 1
             if (before.last_offset is not None and ends != first) or (least or 0) > first:
@@ -459,9 +451,9 @@ class _Found:
         return ""
 
     def gap(self, items: Sequence[LogItem]) -> str:
-        """The problem that an unknown ledger is missing; "" if there is none. No ledger is missing
-        between two ledgers if the second one's metadata names the first one as its predecessor, or
-        is from a release without lineages.
+        """The error if an unknown ledger is missing; else "". No ledger is missing between two
+        ledgers if the second one's metadata names the first one as its predecessor, or is from a
+        release without lineages.
         """
         solid = [item for item in items if not item.is_empty]
         for before, after in pairwise(solid):

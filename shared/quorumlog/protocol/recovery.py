@@ -425,7 +425,7 @@ class Recovery(Keyed):
                 "recovery-blocked",
                 bookie=members[down[0]],
                 entry_id=self._window.last_confirmed + 1,
-                detail="too few bookies store entries that are written back; no others are live",
+                detail="too few bookies stored the recovered entries, and no others are live",
             )
             return
         self._change(chosen)

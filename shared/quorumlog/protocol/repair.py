@@ -225,11 +225,11 @@ class FragmentRepair(Keyed):
         return None
 
     def _begin(self, row: LedgerMetadata) -> None:
-        """Continue from this metadata, which must name the target before entries are copied."""
+        """Continue from this metadata. It must name the target before entries are copied."""
         self.metadata = row
         index = self._index(row)
         if index is None or not row.is_closed_fragment(index):
-            self._fail("ledger-fenced", detail="the fragment is open")  # only its writer may (I25)
+            self._fail("ledger-fenced", detail="only the writer may change an open fragment")  # I25
             return
         fragment, border = row.fragments[index], row.fragment_last(index)
         if not self._ends_as_before(border):

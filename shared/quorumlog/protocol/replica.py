@@ -99,9 +99,8 @@ class RowReported:
 Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacReported | RowReported
 
 
-# A replay may apply records in any order (rule 16), because fence, key and deletion are never
-# undone, the highest LAC counts, and limbo has a counter. Order matters only between EntriesDropped
-# and runs.
+# A replay may apply records in any order (rule 16): fence, key and deletion are never undone, the
+# highest LAC counts, and limbo has a counter. Order matters only between EntriesDropped and runs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,8 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """The beginning or end of limbo, in which local state of the ledger may be lost. Of several
-    records, the one with the highest counter counts.
+    """The beginning or end of limbo, in which local state of the ledger may be lost. The record
+    with the highest counter counts.
     """
 
     counter: int
@@ -269,7 +268,7 @@ class Replica(Keyed):
                 return self._row_reported(asked)
 
     def synced(self, count: int) -> None:
-        """Note that the first `count` records of this ledger are on disk."""
+        """Record that the first `count` records of this ledger are on disk."""
         self.synced_count = max(self.synced_count, count)
 
     def set_limbo(self, *, limbo: bool) -> Verdict:
@@ -417,7 +416,7 @@ class Replica(Keyed):
         return self.ledger_key is not None and ledger_key != self.ledger_key
 
     def _is_fence_in_the_way(self, asked: AddAsked) -> bool:
-        """Whether the ledger is fenced, and the add is a normal one (I12)."""
+        """Whether the ledger is fenced, and the add is a normal add (I12)."""
         return self.is_fenced and not asked.recovery
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
@@ -448,8 +447,8 @@ class Replica(Keyed):
         return False
 
     def _after_entries(self) -> int:
-        """The number of records that must be on disk before an add is answered ok (rule 3), with
-        the first add's record if the add is repeated; 0 if entries are deferred (rule 31).
+        """The number of records that must be on disk before an add is answered ok (rule 3); 0 if
+        entries are deferred (rule 31). For a repeated add, the first add's record counts too.
         """
         return 0 if self.is_deferred else self.accepted_count
 

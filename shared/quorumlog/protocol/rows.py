@@ -150,8 +150,7 @@ class Rows(Generic[R]):
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "RowDraft[R]":
         """Begin a draft of the batch for the offset `end`. `database_ms`: 0 if the database's time
-        is unknown or in doubt. `expiry_ms`: the time without use after which a row expires; 0:
-        never.
+        is unknown or in doubt. `expiry_ms`: the time until an unused row expires; 0: never.
         """
 
     def reach(self, offset: int) -> None:
@@ -194,12 +193,12 @@ class Rows(Generic[R]):
             self._sized.append((offset, before))
 
     def learned(self, now_s: float) -> None:
-        """Note that records were read. Until now, another gateway may have granted leases."""
+        """Let all leases begin again now, because records of another gateway were read."""
         self._held_until.clear()
         self.since_s = now_s
 
     def hold(self, held_until: Mapping[Key, Any]) -> None:
-        """Note the ends of leases that this gateway granted or renewed."""
+        """Record the ends of leases that this gateway granted or renewed."""
         self._held_until.update((key, end) for key, end in held_until.items() if key in self.rows)
 
     def _add(self, row: R) -> None:
@@ -268,7 +267,7 @@ class RowDraft(Generic[R]):
         self._decided: dict[str, Decided[R]] = {}
         self._asked = 0
         self.held_until: dict[Key, Any] = {}
-        """The argument of `Rows.hold` once the batch is in the log."""
+        """The argument for `Rows.hold` after the batch is in the log."""
 
     @property
     def is_full(self) -> bool:

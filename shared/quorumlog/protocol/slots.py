@@ -29,7 +29,7 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.window import Window, part_of, positions
 
 RANGES_MAX: Final = 64
-"""Maximum missed ranges of one member. More ranges become one, as repair checks each entry."""
+"""Maximum missed ranges of one member. More are merged into one, as repair checks all entries."""
 
 
 def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
@@ -132,9 +132,9 @@ class Slots(Keyed):
     # --- answers -----------------------------------------------------------------------------
 
     def is_current(self, event: AddAnswered) -> bool:
-        """Whether an answer counts. Answers of a member that was replaced since the request don't
-        (rule 7, I18, X7). For unconfirmed entries, a writer also ignores answers to requests before
-        an ensemble change, because the member has only a copy of the old metadata (rule 18b).
+        """Whether an answer counts. Answers of a member that was replaced since the request do not
+        count (rule 7, I18, X7). For unconfirmed entries, a writer also ignores answers to requests
+        before an ensemble change, as the member has only a copy of the old metadata (rule 18b).
         """
         came = self._generations[event.position]
         if event.member != self.members[event.position] or event.generation < came:
@@ -248,7 +248,7 @@ class Slots(Keyed):
         return self.arm(Timer.ADD, self._tick)
 
     def fired(self, event: TimerFired) -> bool:
-        """Note that a timer fired. Returns False if this timer was not running."""
+        """Record that a timer fired. Returns False if this timer was not running."""
         is_armed = event.timer in self.armed
         self.armed -= {event.timer}
         return is_armed

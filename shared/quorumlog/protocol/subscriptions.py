@@ -20,7 +20,6 @@ Invariants (checked by the simulation in tests/model/subscriptions):
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from heapq import nsmallest
 from typing import Any, ClassVar, Final
 
 from quorumlog.errors import (
@@ -53,7 +52,7 @@ _DOUBLINGS_MAX: Final = 6
 _BATCH_CHARS: Final = 2 << 20
 """Characters of changed rows after which a batch accepts no more requests, as for queues."""
 HEARD_MAX: Final = 10_000
-"""Maximum noted names of streams, beyond which all streams are listed. Chosen by judgement."""
+"""Maximum stored names of streams, beyond which all streams are listed. Chosen by judgement."""
 
 
 class Kind(StrEnum):
@@ -153,16 +152,15 @@ class Subscription:
         named = sum(3 + len(each) for each in self.settings.streams)
         return 12_000 + named + sum(120 + len(each.log) for each in self.links)
 
-    def wait_ms(self, wall_ms: int) -> int:
-        """Milliseconds until the next attempt. A wait beyond the longest pause counts as 0, because
-        the clock was set back.
-        """
-        longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
-        return max(0, self.next_ms - wall_ms) if self.next_ms - wall_ms <= longest else 0
-
     def sends_in_ms(self, wall_ms: int) -> int | None:
-        """Milliseconds until the wake is delivered or announced; None if neither is due."""
-        return self.wait_ms(wall_ms) if self.phase in (Phase.DUE, Phase.OPEN) else None
+        """Milliseconds until the wake is delivered or announced; None if neither is due. A wait
+        beyond the longest pause counts as 0, because the clock must have been set back.
+        """
+        if self.phase not in (Phase.DUE, Phase.OPEN):
+            return None
+        longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
+        wait_ms = self.next_ms - wall_ms
+        return max(0, wait_ms) if wait_ms <= longest else 0
 
     def pending(self, ends: Ends) -> tuple[Link, ...]:
         """The links with unacknowledged records, given the streams' ends."""
@@ -246,9 +244,7 @@ class StreamGone(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Wake(_OfCreation):
-    """Make a wake if there is none, work is pending, and no retry is scheduled. Answer: the
-    subscription.
-    """
+    """Make a wake if there is none and work is pending. Answer: the subscription."""
 
     wake_id: str
     ends: Ends
@@ -256,8 +252,8 @@ class Wake(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Delivered(_OfCreation):
-    """Note that a wake was announced, or accepted by its receiver. With `is_done`, all records that
-    the wake showed are acknowledged. Has no effect if the wake has since ended or was claimed.
+    """Record that a wake was announced, or accepted by its receiver. With `is_done`, all records
+    that the wake showed are acknowledged. Has no effect if the wake has since ended or was claimed.
     Answer: the subscription.
     """
 
@@ -267,7 +263,7 @@ class Delivered(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Failed(_OfCreation):
-    """Note that a delivery failed. Answer: the subscription, with the time of the next attempt."""
+    """Schedule the next attempt after a failed delivery. Answer: the subscription."""
 
     generation: int
     jitter: int
@@ -276,9 +272,7 @@ class Failed(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Expire(_OfCreation):
-    """End a wake whose lease has ended, and make a new wake for pending work. Answer: the
-    subscription.
-    """
+    """End an expired wake, and make a new one for pending work. Answer: the subscription."""
 
     generation: int
     wake_id: str
@@ -371,8 +365,8 @@ class Subscriptions(Rows[Subscription]):
         return self.since_s + row.settings.lease_ms / 1000
 
     def remembered(self, row: Subscription) -> Subscription:
-        """The answer to copies of a change: the subscription without links, as it may have many."""
-        return replace(row, links=())
+        """The answer to copies of a change: the subscription without its streams, which may be many."""
+        return replace(row, links=(), settings=replace(row.settings, streams=()))
 
     def size_of(self, row: Subscription) -> int:
         """A rough upper bound of a row's characters."""
@@ -402,27 +396,20 @@ class SubscriptionDraft(RowDraft[Subscription]):
             self._size += self._state.remembered(answer).size
         return answer
 
-    def _perform(self, request: SubscriptionRequest) -> SubscriptionAnswer:
-        try:
-            match request:
-                case List(after=after, limit=limit):
-                    known = self._of_log("")
-                    names = nsmallest(limit, (name for name in known if name > after))
-                    return tuple(known[name] for name in names)
-                case SigningKey(secret):
-                    key = self._row(("", ""))
-                    if key is None and not secret:
-                        raise NoSuchSubscription("the cluster has no signing key yet")
-                    return self._put(_key_row(secret)) if key is None else key
-                case PutSubscription():
-                    return self._put_subscription(request)
-                case _:
-                    row = self._row(("", request.id))
-                    if row is None or not request.id or not _is_meant(row, request):
-                        raise NoSuchSubscription(f"there is no subscription {request.id}")
-                    return self._of_one(row, request)
-        except QuorumLogError as error:
-            return error
+    def _perform(self, request: PutSubscription | SigningKey | _OfOne) -> Subscription:
+        match request:
+            case SigningKey(secret):
+                key = self._row(("", ""))
+                if key is None and not secret:
+                    raise NoSuchSubscription("the cluster has no signing key yet")
+                return self._put(_key_row(secret)) if key is None else key
+            case PutSubscription():
+                return self._put_subscription(request)
+            case _:
+                row = self._row(("", request.id))
+                if row is None or not request.id or not _is_meant(row, request):
+                    raise NoSuchSubscription(f"there is no subscription {request.id}")
+                return self._of_one(row, request)
 
     def _of_one(self, row: Subscription, request: _OfOne) -> Subscription:
         match request:
@@ -439,9 +426,9 @@ class SubscriptionDraft(RowDraft[Subscription]):
             case UnlinkStream(stream=stream):
                 return self._put(_unlinked(row, stream), row)
             case Wake():
-                is_free = row.phase == Phase.IDLE and not row.wait_ms(self._wall_ms)
-                woken = self._woken(row, request.ends, request.wake_id) if is_free else row
-                return self._put(woken, row)
+                if row.phase != Phase.IDLE:
+                    return row
+                return self._put(self._woken(row, request.ends, request.wake_id), row)
             case Delivered():
                 return self._delivered(row, request)
             case Failed():
@@ -469,14 +456,12 @@ class SubscriptionDraft(RowDraft[Subscription]):
         known = self._row(("", request.id))
         if known is not None:
             if known.settings != request.settings:
-                raise SubscriptionExists(
-                    f"subscription {request.id} exists with another configuration: delete it first"
-                )
+                detail = "the subscription exists with another configuration: delete it first"
+                raise SubscriptionExists(detail)
             return known
         if len(self._of_log("")) > SUBSCRIPTIONS_MAX:  # one of the rows is the signing key
-            raise TooManySubscriptions(
-                f"the cluster has {SUBSCRIPTIONS_MAX} subscriptions, the maximum: delete some"
-            )
+            detail = f"the cluster has {SUBSCRIPTIONS_MAX} subscriptions, the maximum: delete some"
+            raise TooManySubscriptions(detail)
         new = Subscription(
             request.id,
             self._version,
@@ -502,8 +487,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 room -= 1
             elif link.is_explicit:
                 raise TooManySubscriptions(
-                    f"a subscription may have at most {STREAMS_MAX} streams, and all subscriptions "
-                    f"together {LINKS_MAX}: remove some"
+                    f"at most {STREAMS_MAX} streams per subscription, {LINKS_MAX} in all: remove some"
                 )
         return replace(row, links=tuple(known.values()))
 
@@ -513,7 +497,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         """The subscription with a new wake if it has pending work, otherwise without a wake."""
         links = _reached(row.links, ends)
         row = replace(row, links=links, phase=Phase.IDLE, holder="", wake_id="")
-        if not row.pending(()):
+        if not any(each.tail > each.acked for each in links):
             return row
         return replace(
             row,
@@ -566,8 +550,8 @@ class SubscriptionDraft(RowDraft[Subscription]):
     def _claimed(self, row: Subscription, request: ClaimWake) -> Subscription:
         if row.settings.kind != Kind.PULL:
             raise InvalidRequest("only a pull-wake subscription can be claimed; this is a webhook")
-        if row.last == request.wake_id:
-            return row
+        if row.last == request.wake_id and row.phase == Phase.HELD:
+            return row  # a copy of the claim; after the lease, a copy counts as a new claim
         before = row
         if row.phase == Phase.HELD and not self._is_over(row):
             raise AlreadyClaimed(
@@ -579,8 +563,9 @@ class SubscriptionDraft(RowDraft[Subscription]):
             row = self._woken(row, request.ends, request.wake_id)
             if row.phase == Phase.IDLE:
                 raise NoPendingWork("no records are pending: all streams are acknowledged")
-        links = _reached(row.links, request.ends)
-        row = replace(row, links=links, holder=request.worker, last=request.wake_id)
+        else:
+            row = replace(row, links=_reached(row.links, request.ends))
+        row = replace(row, holder=request.worker, last=request.wake_id)
         return self._put(self._hold(row), before)
 
     def _acknowledged(self, row: Subscription, request: AckWake) -> Subscription:
@@ -591,9 +576,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         if (request.generation, request.wake_id) != (row.generation, row.wake_id) or not (
             is_held or is_sent
         ):
-            raise WakeFenced(
-                "the wake has ended: wait for the next wake", generation=row.generation
-            )
+            raise WakeFenced("the wake has ended: wait for the next", generation=row.generation)
         acked = replace(row, links=_acked(row, request))
         if request.is_done:
             acked = replace(acked, attempts=0, next_ms=0, last=request.next_id)
@@ -611,13 +594,13 @@ class Discovery:
     """Whether any stream may be new or deleted."""
 
     def heard(self, name: str) -> None:
-        """Note that a stream may have been created, changed or deleted."""
+        """Record that a stream may have been created, changed or deleted."""
         self.names.add(name)
         if len(self.names) > HEARD_MAX:
             self.gap()
 
     def gap(self) -> None:
-        """Note that changes of any stream may have been missed."""
+        """Record that changes of any stream may have been missed."""
         self.names.clear()
         self.is_all = True
 
@@ -628,7 +611,7 @@ class Discovery:
         return taken
 
     def answered(self, name: str, answer: object) -> None:
-        """Note the answer to a request that links or unlinks a stream. After a failure, whose
+        """Record the answer to a request that links or unlinks a stream. After a failure, whose
         outcome may be unknown, the stream is checked again.
         """
         is_failed = isinstance(answer, QuorumLogError)

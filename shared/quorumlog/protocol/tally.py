@@ -34,7 +34,7 @@ class Tally(Keyed):
     """The answers to reads of entries first..last of one fragment.
 
     Each position has a cursor: the first entry that the position stores and has not answered about,
-    or None if no further answer is expected. A request asks for all entries from there to `last`.
+    or None if no further answer is expected. A request asks for the entries from there to `last`.
     """
 
     quorum: Quorum
@@ -43,8 +43,7 @@ class Tally(Keyed):
     first: int
     last: int
     declared_lost: InitVar[tuple[str, ...]] = ()
-    """Members that are not asked. They count as denials once all others have denied an entry (rule
-    14)."""
+    """Members that are not asked. They count as denials once all others have denied (rule 14)."""
     lost: int = 0
     """The positions of members declared lost, as a bit mask."""
     found: dict[int, Run] = field(default_factory=dict)

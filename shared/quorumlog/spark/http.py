@@ -1,8 +1,8 @@
-"""HTTP requests from Spark's processes to any gateway that answers; standard library only.
+"""HTTP requests from Spark's processes to any gateway that responds; standard library only.
 
 As in the SDK (client/transport.py), a request is retried if it was certainly not done, or if doing
-it twice equals doing it once. All its tries share an `Idempotency-Key`. A response 429 delays a
-task and never fails it: the gateway sheds load, and the task has nothing to do but wait.
+it twice equals doing it once. All its attempts share an `Idempotency-Key`. A response 429 delays a
+task but never fails it, because the gateway sheds load, and the task can only wait.
 """
 
 import http.client
@@ -28,14 +28,14 @@ DEADLINE_S: Final = 120.0
 
 _TIMEOUT_S: Final = 60.0
 _REST_S_MAX: Final = 15.0
-"""A connection that was idle for longer is not used again: servers close idle connections, and the
-outcome of a request on a connection that is being closed is unknown."""
+"""Connections that were idle for longer are not reused: servers close idle connections, and the
+outcome of a request on a closing connection is unknown."""
 
 _CUT_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""Errors of a connection that ended during the TLS handshake: certificates are not the cause."""
+"""Errors of a connection that ended during the TLS handshake, but not because of certificates."""
 _REFUSED: Final = re.compile("CERTIFICATE|UNKNOWN_CA")
-"""The server rejects the client's certificate or requires one. With TLS 1.3 this error replaces the
-first response."""
+"""Matches an error of a server that rejects the client's certificate or requires one. With TLS 1.3
+the error replaces the first response."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
@@ -57,7 +57,7 @@ class HttpAnswer:
 class Gateways(AbstractContextManager["Gateways"]):
     """One connection to one of several gateways. Not thread-safe.
 
-    Invariant: `_at` is the gateway that answered last, so that a healthy gateway is kept.
+    Invariant: `_at` is the gateway that responded last, so that the client stays with a healthy one.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class Gateways(AbstractContextManager["Gateways"]):
         token: str | Callable[[], str | None] | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`urls`: the gateways' URLs, separated by commas. Requests have `headers` and the access
-        token; a function `token` is called for each request. `context`: of TLS; None: the default.
+        """`urls`: the gateways' URLs, separated by commas. All requests have `headers` and the token;
+        if `token` is a function, each request calls it. `context`: the TLS context; None: the default.
         """
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
         for url in self._urls:
             if urlsplit(url).scheme not in ("http", "https"):
-                raise ValueError(f"{url!r} is not a URL of a gateway: write http://host:port")
+                raise ValueError(f"{url!r} is not a gateway URL: use http://host:port")
         self._deadline_s = deadline_s
         self._headers = dict(headers or {})
         self._token, self._context = token, context
-        # Tasks begin at different gateways, so that they share the work.
+        # Tasks begin with different gateways, which spreads the load.
         self._at = random.randrange(len(self._urls))  # noqa: S311
         self.speaks_arrow = True
-        """False once a gateway without Arrow has rejected it: pages and rows are JSON from then on."""
+        """Becomes False when a gateway without Arrow rejects it; from then on, pages and rows are JSON."""
         self._connection: http.client.HTTPConnection | None = None
         self._answered_at = 0.0
         self._pid = os.getpid()
@@ -125,7 +125,7 @@ class Gateways(AbstractContextManager["Gateways"]):
             try:
                 return self._once(method, target, body, {**sent, **self._authorization()})
             except errors.QuorumLogError as error:
-                # The outcome of a retry says nothing about the tries before it.
+                # The outcome of a retry says nothing about earlier attempts.
                 may_be_done = may_be_done or (error.outcome == errors.UNKNOWN and method != "GET")
                 rests_until[asked] = time.monotonic() + (error.retry_after_s or 0)
                 rest_s = max(
@@ -185,7 +185,7 @@ class Gateways(AbstractContextManager["Gateways"]):
             self._turn()
             if isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_OFF):
                 raise errors.UntrustedServer(
-                    f"{url}: {error}; see the options tls.ca and tls.certificate"
+                    f"{url}: {error}; check the options tls.ca and tls.certificate"
                 ) from error
             raise errors.ConnectionLost(f"{url}: {error}", outcome=errors.NOT_DONE) from error
         self._connection = connection
@@ -199,7 +199,7 @@ class Gateways(AbstractContextManager["Gateways"]):
                 self._turn()
             if isinstance(error, ssl.SSLError) and _REFUSED.search(str(error)):
                 raise errors.UntrustedServer(
-                    f"{url}: {error}; see the option tls.certificate"
+                    f"{url}: {error}; check the option tls.certificate"
                 ) from error
             # The server may have closed an idle connection, or may have done the request.
             raise errors.ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
@@ -213,9 +213,9 @@ class Gateways(AbstractContextManager["Gateways"]):
             return HttpAnswer(response.status, response.headers, content)
         else:
             # Every response of a gateway has a request id; a proxy's blank page has none.
-            refused = errors.ConnectionLost(f"{url}: something else answers there")
+            refused = errors.ConnectionLost(f"{url}: the response is not from a gateway")
         if refused.retryable and len(self._urls) > 1:
-            # The next gateway may be able to do now what this gateway can't.
+            # The next gateway may be able to serve the request.
             self.close()
             self._turn()
         raise refused

@@ -23,7 +23,7 @@ from quorumlog.wire.secret import load_own
 _log = logging.getLogger(__name__)
 
 EARLIEST, LATEST = -2, -1
-"""Offsets that mean a log's beginning and end in JSON; Kafka has the same numbers."""
+"""Offsets that mean a log's beginning and end in JSON; Kafka uses the same numbers."""
 
 OffsetChoice = Literal["earliest", "latest"] | Mapping[str, int]
 """The beginning or the end of each log, or an offset for each named log."""
@@ -120,11 +120,11 @@ class ClusterAccess:
         urls = known["gateway.url"]
         if not all(_URL.fullmatch(url.strip()) for url in urls.split(",")):
             raise BadOption(
-                f"gateway.url is a list of http://host:port (or https) with commas, not {urls!r}"
+                f"gateway.url must be http://host:port or https URLs, separated by commas, not {urls!r}"
             )
         ca, certificate, key = map(known.get, _TLS)
         if key is not None and certificate is None:
-            raise BadOption("tls.key is the key of tls.certificate, which is missing")
+            raise BadOption("tls.key needs tls.certificate, which is missing")
         token, file, function = map(known.get, _TOKENS)
         password, tls = known.get("ledger.password"), (ca, certificate, key)
         found = cls(urls, password, token, file, function, tls)
@@ -141,11 +141,11 @@ class ClusterAccess:
                 token = Path(self.token_file).read_text("ascii").strip()
         except (OSError, ImportError, AttributeError, ValueError) as error:
             raise BadOption(
-                f"{self.token_function or self.token_file} gives no token: {error}"
+                f"{self.token_function or self.token_file} returned no token: {error}"
             ) from error
         is_due = token is not None or self.token_function is not None
         if is_due and not _TOKEN.fullmatch(token or ""):
-            raise BadOption("token must be ASCII without spaces and line ends, and not empty")
+            raise BadOption("token must be non-empty ASCII without spaces or line breaks")
         return token
 
     def _lacks_file(self) -> bool:
@@ -161,14 +161,14 @@ class ClusterAccess:
             if certificate is not None:
                 load_own(context, Path(certificate), Path(key or certificate))
         except OSError as error:
-            raise BadOption(f"{', '.join(_TLS)}: {ca}, {certificate}, {key}: {error}") from error
+            raise BadOption(f"can't load tls.* ({ca}, {certificate}, {key}): {error}") from error
         return context
 
     def connect(self, *, deadline_s: float = DEADLINE_S) -> Gateways:
-        """Open a connection for the caller to close; `deadline_s` bounds a request with retries."""
+        """Open a connection that the caller closes; `deadline_s` limits a request with its retries."""
         if self._lacks_file():
             _log.warning(
-                "quorumlog: this host has no %s: it sends the token that the driver had at the start, and never a newer one",
+                "quorumlog: this host has no %s: requests use the token that the driver had at the start, and never a newer one",
                 self.token_file,
             )
         password = self.password
@@ -195,7 +195,7 @@ class ReadSubject:
         given = [name for name in _SUBJECTS if name in options]
         if len(given) != 1:
             raise BadOption(
-                "exactly one of subscribe, subscribePattern, assign and ledgers says what to read; "
+                "set exactly one of subscribe, subscribePattern, assign and ledgers; "
                 f"given: {', '.join(given) or 'none'}"
             )
         text = options[given[0]]
@@ -205,14 +205,14 @@ class ReadSubject:
             case "assign":
                 assigned = _object(text, "assign")
                 if any(places != [0] for places in assigned.values()):
-                    raise BadOption('assign is {"log":[0]}: a log has the partition 0 only')
+                    raise BadOption('assign must be like {"log":[0]}: a log has only partition 0')
                 return cls(names=_names(assigned, "assign"))
             case "subscribePattern":
                 try:
                     re.compile(text)
                 except re.error as error:
                     raise BadOption(
-                        f"subscribePattern is not a regular expression: {error}"
+                        f"subscribePattern is not a valid regular expression: {error}"
                     ) from None
                 return cls(pattern=text)
             case _:
@@ -236,7 +236,7 @@ class ReadOptions:
     starting_ms: int | None
     ending_ms: int | None
     starts_late: bool
-    """If no record is as late as `startingTimestamp`, begin at the end instead of failing."""
+    """Whether to begin at the end, instead of failing, if no record is as late as `startingTimestamp`."""
     rows_per_partition_max: int
     partitions_min: int
     fails_on_loss: bool
@@ -266,7 +266,7 @@ class ReadOptions:
         most_rows = _count(options, "maxOffsetsPerTrigger")
         least_rows = _count(options, "minOffsetsPerTrigger")
         if most_rows and least_rows and least_rows > most_rows:
-            raise BadOption("minOffsetsPerTrigger is above maxOffsetsPerTrigger")
+            raise BadOption("minOffsetsPerTrigger must not be above maxOffsetsPerTrigger")
         return cls(
             ClusterAccess.of(options),
             subject,
@@ -310,9 +310,9 @@ class WriteOptions:
         _check_names(options, WRITE_OPTIONS, READ_OPTIONS, "reads")
         app, version = options.get("txnAppId"), options.get("txnVersion")
         if is_stream and version is not None:
-            raise BadOption("txnVersion is the batch's number in a stream; leave it out")
+            raise BadOption("a stream's txnVersion is the batch number: do not set the option")
         if not is_stream and (app is None) != (version is None):
-            raise BadOption("txnAppId and txnVersion go together")
+            raise BadOption("set both txnAppId and txnVersion, or neither")
         log = options.get("topic")
         return cls(
             ClusterAccess.of(options),
@@ -327,7 +327,7 @@ class WriteOptions:
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of a read: the option `columns`; by default all, but `headers` by option."""
+    """The columns of a read, from the option `columns`. Default: all but `headers`."""
     text = options.get("columns")
     if text is None:
         has_headers = _flag(options, "includeHeaders", default=False)
@@ -335,9 +335,9 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in COLUMNS:
-            raise BadOption(f"columns must be some of {', '.join(COLUMNS)}; not {name!r}")
+            raise BadOption(f"columns may contain {', '.join(COLUMNS)}; not {name!r}")
     if len(set(names)) != len(names):
-        raise BadOption("the option columns names a column twice")
+        raise BadOption("the option columns contains a column twice")
     return names
 
 
@@ -350,13 +350,11 @@ def _check_names(
         if name.lower() in known:
             continue
         if name.lower() in {other.lower() for other in others}:
-            raise BadOption(f"{name} is an option of {what}")
+            raise BadOption(f"{name} is an option for {what} only")
         if name.lower() in ("path", "paths"):
-            raise BadOption(
-                "load() and save() take no path: the options subscribe and topic name logs"
-            )
+            raise BadOption("load() and save() take no path: use the options subscribe and topic")
         close = difflib.get_close_matches(name.lower(), known, 1)
-        hint = f"is it {known[close[0]]}?" if close else f"there are {', '.join(own)}"
+        hint = f"did you mean {known[close[0]]}?" if close else f"the options are {', '.join(own)}"
         raise BadOption(f"there is no option {name}: {hint}")
 
 
@@ -366,11 +364,11 @@ def _check_places(
     """Raise BadOption for offsets of logs that are not read, and for starts or ends of ledgers."""
     for option in (*places, "startingTimestamp", "endingTimestamp"):
         if subject.ledgers and option in options:
-            raise BadOption(f"{option} is for logs; ledgers are read whole, or by a filter")
+            raise BadOption(f"{option} is for logs: use a filter to read part of a ledger")
     for option, place in places.items():
         for name in place if isinstance(place, Mapping) else ():
             if not subject.has(name):
-                raise BadOption(f"{option} names the log {name}, which is not read")
+                raise BadOption(f"{option} names the log {name}, which this query does not read")
 
 
 def _published_as(options: Mapping[str, str], subject: ReadSubject) -> str | None:
@@ -387,10 +385,10 @@ def _queue(options: Mapping[str, str], subject: ReadSubject) -> str | None:
     if name is None:
         return None
     if len(subject.names) != 1:
-        raise BadOption("queue is a queue of one log: name the log by subscribe")
+        raise BadOption("queue needs exactly one log: name the log with subscribe")
     for option in READ_OPTIONS:
         if option in options and option not in _OF_QUEUES:
-            raise BadOption(f"{option} does not apply to a queue, whose settings say what it gives")
+            raise BadOption(f"{option} can't be combined with queue: the queue's settings apply")
     return _named(name, "queue", "queue")
 
 
@@ -411,7 +409,7 @@ def _names(given: Any, option: str) -> tuple[str, ...]:
 def _ids(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise BadOption(f"ledgers must be a list of ids with commas, not {text!r}")
+        raise BadOption(f"ledgers must be ids separated by commas, not {text!r}")
     return tuple(map(int, parts))
 
 
@@ -437,7 +435,7 @@ def _start(options: Mapping[str, str]) -> StartChoice | None:
         return _place(options, "startingOffsets", EARLIEST)
     if not {"consumer"} <= given.keys() <= {"consumer", "from"}:
         raise BadOption(
-            'startingOffsets names a consumer as {"consumer":"billing"} or '
+            'startingOffsets must name a consumer as {"consumer":"billing"} or '
             f'{{"consumer":"billing","from":"latest"}}, not {text!r}'
         )
     otherwise = given.get("from", "earliest")
@@ -465,7 +463,7 @@ def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | 
                 f'{option} must be earliest, latest or {{"log":{{"0":23}}}}, not {text!r}'
             )
         if offset == EARLIEST and end == LATEST:
-            raise BadOption(f"{option} can't be earliest, which is -2")
+            raise BadOption(f"{option} can't be -2 (earliest)")
         places[name] = offset
     return places
 
@@ -505,12 +503,12 @@ def _time(options: Mapping[str, str], option: str) -> int | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise BadOption(f"{option} is not a time or milliseconds since 1970: {text!r}") from None
+        raise BadOption(f"{option} must be an RFC 3339 time or Unix ms, not {text!r}") from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _duration(text: str) -> float:
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None:
-        raise BadOption(f"maxTriggerDelay must be a time like 15m, not {text!r}")
+        raise BadOption(f"maxTriggerDelay must be a duration such as 15m, not {text!r}")
     return int(found.group(1)) * _UNITS[found.group(2)]

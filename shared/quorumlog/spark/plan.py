@@ -1,4 +1,4 @@
-"""Plans of reads: ranges of logs and ledgers, which never change. The driver makes a plan once.
+"""Plans of reads: immutable ranges of logs and ledgers. The driver makes each plan once.
 
 A plan ends at the last record that was confirmed when the plan was made. Entries up to that record
 never change, so a task that runs twice, or a batch that a restarted query repeats, reads the same
@@ -48,7 +48,7 @@ class DataLoss(RuntimeError):
 
 @dataclass(frozen=True)
 class TaskRange(InputPartition):
-    """A task's part: offsets in a log's ledger or entries of a plain ledger; `end` is exclusive."""
+    """A task's offsets in a log's ledger, or entries in a plain ledger; `end` is exclusive."""
 
     log: str | None
     ledger_id: int
@@ -61,7 +61,7 @@ class TaskRange(InputPartition):
     records: Offsets | None = None
     """The records of the range to return; None: all."""
     filters: tuple[tuple[str, str], ...] = ()
-    """Query parameters of the read, which make the gateway leave out records."""
+    """Query parameters of the read, by which the gateway filters records."""
 
     @property
     def rows(self) -> int:
@@ -118,7 +118,7 @@ class Pruning:
 
     @property
     def filters(self) -> tuple[tuple[str, str], ...]:
-        """The parameters of a read that returns only records with keys that the query may need. The
+        """Query parameters that limit a read to records with keys that the query may need. The
         parameters are text, so a key that is not UTF-8 is selected by its valid prefix.
         """
         name, value = "key", self.key
@@ -185,7 +185,7 @@ def logs_of(gateways: Gateways, subject: ReadSubject) -> list[str]:
 
 
 def offset_at(place: OffsetChoice, found: LogExtent, default: int) -> int:
-    """The offset in a log that `place` means; `default` if `place` does not name the log."""
+    """The offset in a log that `place` selects; `default` if `place` does not name the log."""
     if place == "earliest":
         return found.first
     if place == "latest":
@@ -201,7 +201,7 @@ def offset_at(place: OffsetChoice, found: LogExtent, default: int) -> int:
 def start_of(
     options: ReadOptions, gateways: Gateways, found: LogExtent, default: OffsetChoice
 ) -> int:
-    """The first offset of a read of a log according to the options; by default, `default`.
+    """The first offset to read from a log, according to the options or else `default`.
 
     Raises: BadOption if no record is as late as `startingTimestamp`, unless the options allow the
     end as the start; DataLoss if the consumer's offset is of an earlier log of this name.
@@ -212,7 +212,7 @@ def start_of(
         return offset_at(options.starting or default, found, found.first)
     by_time = offset_of_time(gateways, found, options.starting_ms)
     if by_time is None and not options.starts_late:
-        raise BadOption(f"{found.name} has no record at or after startingTimestamp")
+        raise BadOption(f"{found.name} has no records since startingTimestamp: set an earlier time")
     return found.end if by_time is None else by_time
 
 
@@ -224,7 +224,7 @@ def _position(
         shown = gateways.get(f"/v1/logs/{found.name}/consumers/{start.consumer}")
     except NoSuchConsumer:
         log.warning(
-            "quorumlog: %s has no consumer %s: the read begins at %s",
+            "quorumlog: the log %s has no consumer %s: the read begins at %s",
             found.name,
             start.consumer,
             start.otherwise,
@@ -234,8 +234,8 @@ def _position(
         return int(shown["offset"])
     if options.fails_on_loss:
         raise DataLoss(
-            f"the position of {start.consumer} belongs to a log {found.name} that was deleted: reset the consumer; "
-            "failOnDataLoss=false begins at the beginning of the log of this name"
+            f"the committed offset of {start.consumer} belongs to a log {found.name} that was deleted: reset the consumer, or "
+            "set failOnDataLoss=false to begin at the beginning of the current log"
         )
     return found.first
 
@@ -249,7 +249,7 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
         middle = (low + high) // 2
         page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
         if page["next"] == middle:
-            raise OffsetTruncated(f"there is nothing at {middle}", log=found.name)
+            raise OffsetTruncated(f"there is no record at offset {middle}", log=found.name)
         if not page["records"]:  # compaction has removed all records from `middle` on
             high = middle
             continue
@@ -301,7 +301,7 @@ def _within_times(
 
 
 def _joined(parts: Iterable[TaskRange], filters: tuple[tuple[str, str], ...]) -> list[TaskRange]:
-    """Join a log's adjacent ranges. A filtered page may look at records beyond the end of a range,
+    """Join a log's adjacent ranges. A filtered page may scan records beyond the end of a range,
     so with short ranges gateways would read the same records several times.
     """
     found: list[TaskRange] = []
@@ -316,9 +316,9 @@ def _joined(parts: Iterable[TaskRange], filters: tuple[tuple[str, str], ...]) ->
 def _check_start(start: StartChoice | None) -> None:
     """Raise BadOption if a batch would begin at the end."""
     if start == "latest" or (isinstance(start, Mapping) and LATEST in start.values()):
-        raise BadOption("startingOffsets=latest (or -1) means nothing in a batch")
+        raise BadOption("startingOffsets=latest (or -1) can't be used in a batch")
     if isinstance(start, ConsumerStart) and start.otherwise == "latest":
-        raise BadOption("startingOffsets: from=latest means nothing in a batch")
+        raise BadOption("startingOffsets: from=latest can't be used in a batch")
 
 
 def by_fragment(
@@ -360,11 +360,11 @@ def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | 
 
 
 def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
-    """Cut a range to the records that the log has. Raises: DataLoss for a loss, if `fails`."""
+    """Cut a range to the log's records. Raises: DataLoss if `fails` is set and records are gone."""
     if fails and (first > whole.end or (first < end and (first < whole.first or end > whole.end))):
         raise DataLoss(
-            f"offsets {first} to {max(first, end - 1)} of {whole.name} were asked for, and it has "
-            f"{whole.first} to {whole.end - 1}; failOnDataLoss=false reads what there is"
+            f"the read needs offsets {first} to {max(first, end - 1)} of {whole.name}, which has "
+            f"{whole.first} to {whole.end - 1}: set failOnDataLoss=false to skip the lost ones"
         )
     return max(first, whole.first), min(end, whole.end)
 
@@ -409,12 +409,12 @@ def replaced(whole: LogExtent, place: Mapping[str, Any]) -> str:
     return (
         f"{whole.name} has the offsets {whole.first} to {whole.end - 1} and was created at {whole.created_at}; the "
         f"query is at {place['0']} of a log that was created at {place[CREATED]}: the log was deleted and created "
-        "again. failOnDataLoss=false reads the new log from its beginning"
+        "again. Set failOnDataLoss=false to read the new log from its beginning"
     )
 
 
 def _gone(name: str) -> str:
-    return f"the log {name} is gone; failOnDataLoss=false forgets it"
+    return f"the log {name} is gone: set failOnDataLoss=false to continue without it"
 
 
 def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
@@ -422,7 +422,7 @@ def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
     path = f"/v1/ledgers/{ledger_id}"
     shown = gateways.get(path)
     if shown["log"] is not None:
-        raise BadOption(f"ledger {ledger_id} belongs to the log {shown['log']}: subscribe to it")
+        raise BadOption(f"ledger {ledger_id} belongs to the log {shown['log']}: use subscribe")
     end = int(gateways.get(f"{path}/last-add-confirmed")["last_add_confirmed"]) + 1
     starts = [int(fragment["first_entry"]) for fragment in shown["fragments"]]
     for first, following in zip(starts, [*starts[1:], end], strict=True):

@@ -1,13 +1,12 @@
-"""Publishes a query's progress as the positions of a consumer (docs/guides/consumers.md).
+"""Publishes a query's progress as committed offsets of a consumer (docs/guides/consumers.md).
 
-The query itself relies only on its checkpoint. Positions are for processes that monitor the
+The query itself relies only on its checkpoint. Committed offsets are for processes that monitor the
 consumer or continue in the query's place. So a failure to publish fails no batch: it is reported on
 standard error and in the query's progress, and retried.
 
 Invariants:
-- a position moves by compare-and-swap, to an offset that Spark has committed, and never backwards;
-- if another process changes a position after this query moved it, the query does not move it again
-  until the query restarts: a worker that took over must not be overtaken by the query.
+- a committed offset only rises, by compare-and-swap, to offsets that Spark has committed;
+- if another process changes a committed offset after this query moved it, the query leaves the offset alone until the query restarts. Otherwise the query could overtake a worker that took over.
 """
 
 import logging
@@ -36,27 +35,27 @@ _RETRY_S: Final = 5.0
 
 @dataclass(slots=True)
 class _LogProgress:
-    """This run's knowledge about the consumer's position in one log."""
+    """This run's view of the consumer's committed offset in one log."""
 
     wanted: int
     done: int | None = None
-    """A lower bound of the position when this run last saw it."""
+    """A lower bound of the committed offset when this run last saw it."""
     version: int | None = None
-    """The position's version after this run moved it; None if this run has not moved it yet."""
+    """The committed offset's version after this run moved it; None if this run has not moved it yet."""
     unsure: int | None = None
-    """An offset that this run sent, but whose answer was lost."""
+    """An offset that this run sent without receiving the response."""
     refusal: str | None = None
     is_over: bool = False
     retry_at_s: float = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
-        """Whether this run should move the position now."""
+        """Whether this run should move the committed offset now."""
         is_behind = self.done is None or self.done < self.wanted
         return is_behind and not self.is_over and now_s >= self.retry_at_s
 
 
 class ProgressPublisher:
-    """Moves a consumer's positions in the logs that a query reads. Runs at the driver."""
+    """Moves a consumer's committed offsets in the logs that a query reads. Runs on the driver."""
 
     def __init__(self, access: ClusterAccess, consumer: str) -> None:
         """`consumer`: the consumer's name, which is the same in each log."""
@@ -99,7 +98,7 @@ class ProgressPublisher:
             self._gateways.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything but the connection, which stays at the driver."""
+        """Pickle everything but the connection, which stays on the driver."""
         return {name: value for name, value in self.__dict__.items() if name != "_gateways"}
 
     # --- one log -----------------------------------------------------------------------------------
@@ -126,14 +125,14 @@ class ProgressPublisher:
                 self._put(path, known, {"If-None-Match": "*"})
                 return
             if shown["state"] == "log-replaced":
-                raise errors.LogReplaced("the log of the position was deleted: reset the consumer")
+                raise errors.LogReplaced("the offset's log was deleted: reset the consumer")
             if int(shown["offset"]) >= known.wanted:
                 known.done = int(shown["offset"])
                 return
             version = int(shown["version"])
             if int(shown["offset"]) < self.begun.get(name, 0) and known.refusal is None:
                 log.warning(
-                    "quorumlog: %s was at %s of %s, and the query began at %s: what lies between counts as processed",
+                    "quorumlog: consumer %s was at %s of %s, but the query began at %s: the records in between count as processed",
                     self._consumer,
                     shown["offset"],
                     name,
@@ -144,7 +143,7 @@ class ProgressPublisher:
         except errors.VersionConflict as error:
             current = error.members.get("current") or {}
             at = current.get("offset")
-            if at is not None and at == known.unsure:  # this run's own change with a lost answer
+            if at is not None and at == known.unsure:  # this run's own change with a lost response
                 known.version, known.done, known.unsure = int(current["version"]), int(at), None
                 if known.done < known.wanted:
                     self._move(name, known)
@@ -153,8 +152,8 @@ class ProgressPublisher:
                 raise
             known.is_over = True
             detail = (
-                f"another process has changed the position of {self._consumer} (it is {at} now, and this query had"
-                f" left it at {known.done}): this query publishes nothing more there until it starts again"
+                f"another process changed the committed offset of {self._consumer} (to {at}; this query had set"
+                f" {known.done}): this query publishes no more offsets for this log until it restarts"
             )
             self._refused(name, known, "taken-over", detail)
 
@@ -173,7 +172,7 @@ class ProgressPublisher:
     def _refused(self, name: str, known: _LogProgress, code: str, detail: str) -> None:
         if known.refusal != code:
             log.warning(
-                "quorumlog: the progress in %s is not published as %s: %s: %s",
+                "quorumlog: the progress in log %s is not published as consumer %s: %s: %s",
                 name,
                 self._consumer,
                 code,

@@ -43,7 +43,7 @@ _CLAIMS_MAX: Final = 100
 """Maximum claims of one batch, each of up to 8 MiB. Chosen by judgement."""
 _CLAIM_BYTES: Final = 8 << 20
 _WAIT_MS: Final = 500
-"""How long one request waits for records. Delays the other sources of the query, too."""
+"""How long one request waits for records. Also delays the query's other sources."""
 _GAP_MAX: Final = 1000
 """Maximum records that a task skips between two of its own. Chosen by judgement."""
 _DEADLINE_S: Final = 10.0
@@ -54,8 +54,8 @@ Claims = Mapping[int, Offsets]
 
 
 def _settle(gateways: Gateways, path: str, how: str, claims: Claims) -> dict[int, Offsets]:
-    """Settle claims (`ack` or `extend`). Returns by token the refused records whose claims ended,
-    and for extensions also refused records that were acknowledged.
+    """Settle claims (`ack` or `extend`). Returns the refused records by token: records whose claims
+    ended and, for extensions, records that were acknowledged.
     """
     given = [{"claim": token, "offsets": list(each)} for token, each in claims.items() if each]
     if not given:
@@ -123,7 +123,7 @@ class _HeldClaims:
             self._held = {
                 token: each - refused.get(token, NONE) for token, each in self._held.items()
             }
-        self.report(Offsets.union(lost), "the running batch has them, and another worker too")
+        self.report(Offsets.union(lost), "the running batch has them, and another worker may too")
 
     def report(self, offsets: Offsets, what: str) -> None:
         """Count and log records whose claims ended."""
@@ -145,7 +145,7 @@ class _Batch:
     offset: Offset
     number: int
     records: Offsets
-    """The records that its tasks read."""
+    """The records that the batch's tasks read."""
 
 
 class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -200,7 +200,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held = self._claims.release()
         is_own = self._batch is not None and self._batch.number == place["0"]
         ended = _settle(self._gateways, self._path, "ack", held if is_own else _claims_of(place))
-        what = "the query has processed them, and another worker gets them too"
+        what = "the query has processed these records, and another worker gets them too"
         self._claims.report(Offsets.union(ended.values()), what)
         self._acknowledged = place["0"]
 
@@ -209,8 +209,8 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         created_at = self._gateways.get(self._path)["log_created_at"]
         if created_at != place[CREATED] and self._options.fails_on_loss:
             raise DataLoss(
-                f"the log {self._log} was deleted and created again, and so was its queue; "
-                "failOnDataLoss=false reads the new queue"
+                f"the log {self._log} was deleted and created again, and so was its queue: "
+                "set failOnDataLoss=false to read the new queue"
             )
         claims, lease_ms = self._take()
         if not claims:
@@ -219,7 +219,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._begin(self._offset(number, created_at, claims), claims, lease_ms)
 
     def _take(self) -> tuple[Claims, int]:
-        """Claim the records of one batch. Returns them and the lease in milliseconds."""
+        """Claim the records of one batch. Returns the claims, and the lease in milliseconds."""
         missing = self._options.rows_per_trigger_max or _ROWS
         missing = missing if self._left is None else min(missing, self._left)
         claims: dict[int, Offsets] = {}
@@ -253,7 +253,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ended = _settle(self._gateways, self._path, "extend", claims)
         kept = {token: each - ended.get(token, NONE) for token, each in claims.items()}
         self._begin(offset, kept, int(self._gateways.get(self._path)["lease_ms"]))
-        what = "the repeated batch does not have them; another worker may"
+        what = "the repeated batch does not have these records, but another worker may"
         self._claims.report(Offsets.union(ended.values()), what)
 
     def partitions(self, start: Offset, end: Offset) -> list[TaskRange]:

@@ -29,7 +29,7 @@ _LOST: Final = (
     errors.LogReplaced,
     errors.NoSuchLog,
 )
-"""Errors if records are gone: truncated, lost, or of a log that was deleted (and created again)."""
+"""Errors for missing records: truncated, lost, or of a log that was deleted (and created again)."""
 
 _HEADER_LIST: Final = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -64,14 +64,14 @@ _KINDS: Final = {
 """The columns of a write, with their possible types. A string may have any collation."""
 _COLLATION: Final = re.compile(r" collate \w+")
 _WANTED: Final = (
-    "a row has value (string or binary), and maybe key, topic, headers (a map of strings, or "
-    "array<struct<key,value>>), timestamp and partition; other columns go into the value: "
+    "a row needs value (string or binary), and may have key, topic, headers (a map of strings, or "
+    "array<struct<key,value>>), timestamp and partition; put other columns into the value: "
     'df.selectExpr("to_json(struct(*)) AS value")'
 )
 
 
 def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
-    """The rows of one range. None for the empty partition that Spark creates for an empty plan."""
+    """The rows of one range. Yields none for the empty partition that Spark creates for an empty plan."""
     if not isinstance(partition, TaskRange):
         return
     with options.connection.connect() as gateways:
@@ -100,13 +100,13 @@ def rows(
             if fails_on_loss:
                 what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
-                    f"{at} to {part.end - 1} of {what}: {error.detail}; failOnDataLoss=false continues after them"
+                    f"records {at} to {part.end - 1} of {what} are gone: {error.detail}; set failOnDataLoss=false to skip them"
                 ) from error
             at = max(at + 1, _following(error, part))
             continue
         if following <= at:
             # All records of the range were confirmed before the plan was made.
-            raise errors.EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
+            raise errors.EntryUnavailable(f"no record was read at {at} of {path}", log=part.log)
         if is_log and following > part.end:  # a filtered or compacted page
             page = page.filter(pc.field("offset") < part.end)
         if part.records is not None:
@@ -149,7 +149,7 @@ def _page(
     created_at: str | None = None,
     filters: Iterable[tuple[str, str]] = (),
 ) -> tuple[Any, int]:
-    """Rows from `first` on, below `end`, and the offset at which to continue."""
+    """Read rows from `first` on, below `end`. Returns them and the offset at which to continue."""
     noun = "records" if is_log else "entries"
     params: dict[str, str | int] = {"from": first, "limit": min(_PAGE_ROWS, end - first)}
     params |= filters
@@ -237,7 +237,7 @@ def check_schema(schema: types.StructType, *, has_log: bool) -> None:
     }
     wrong = [name for name, kind in kinds.items() if kind not in _KINDS.get(name, ())]
     if len(kinds) < len(schema.fields):
-        raise BadRows(f"two columns have one name: {', '.join(schema.names)}")
+        raise BadRows(f"two columns have the same name: {', '.join(schema.names)}")
     if wrong or "value" not in kinds:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise BadRows(f"{', '.join(wrong[:_NAMED]) or 'value is missing'}{more}: {_WANTED}")
@@ -253,7 +253,7 @@ def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:
         return
     topics = batch.column("topic")
     if topics.null_count:
-        raise BadRows("a row has null in the column `topic`")
+        raise BadRows("a row has null in the column `topic`, which must name a log")
     for topic in pc.unique(topics).to_pylist():
         yield topic, table.filter(pc.equal(topics, topic))
 
@@ -262,7 +262,7 @@ def _table(batch: Any) -> Any:
     names = batch.schema.names
     value = batch.column("value")
     if value.null_count:
-        raise BadRows("a row has null in the column `value`")
+        raise BadRows("a row has null in the column `value`: filter out such rows")
     columns = {"value": value.cast(pa.binary())}
     if "key" in names and batch.column("key").null_count < batch.num_rows:
         columns["key"] = batch.column("key").cast(pa.binary())
@@ -282,13 +282,13 @@ def _pairs(row: Any) -> list[tuple[str, str]] | None:
         for pair in row
     ]
     if any(None in pair for pair in found):
-        raise BadRows("a header is null")
+        raise BadRows("a header has null as its key or value")
     if len({key for key, _ in found}) < len(found):
-        raise BadRows("a record has two headers of one name")
+        raise BadRows("a record has two headers with the same name")
     try:
         return [(key, value if isinstance(value, str) else value.decode()) for key, value in found]
     except UnicodeDecodeError:
-        raise BadRows("a header's value is not UTF-8: headers of a log are text") from None
+        raise BadRows("a header's value is not UTF-8: encode it as text") from None
 
 
 def sizes(table: Any) -> Any:
@@ -305,7 +305,7 @@ def sizes(table: Any) -> Any:
 
 
 def _header_sizes(headers: Any) -> Any:
-    """The bytes of each row of an array of maps. Its offsets show where a row's pairs end."""
+    """The bytes of each row of an array of maps. The array's offsets show where a row's pairs end."""
     pairs = pc.add(pc.binary_length(headers.keys), pc.binary_length(headers.items))
     ends = np.concatenate([[0], np.cumsum(pairs.to_numpy())]).astype(np.int64)
     offsets = headers.offsets.to_numpy()

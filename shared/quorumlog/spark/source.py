@@ -1,6 +1,6 @@
 """The data source `quorumlog`: logs and ledgers as DataFrames, in batches and streams."""
 
-# Imported first, because its error says which PySpark is needed.
+# Imported first, because its error names the required PySpark.
 from quorumlog.spark.versions import DataSourceStreamArrowWriter, check
 
 # isort: split
@@ -46,7 +46,7 @@ class _LogWriter:
         messages: Sequence[datasource.WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: ARG002, N803 - Spark's
     ) -> None:
-        """Called at the driver: publish what the tasks wrote, unless it is published already."""
+        """Called on the driver: publish the tasks' ledgers, unless they are published already."""
         writing.publish(
             self._options,
             self._whose,
@@ -60,8 +60,8 @@ class _LogWriter:
         messages: Sequence[datasource.WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: ARG002, N803 - Spark's
     ) -> None:
-        """Called at the driver: abort the known transactions; others expire. Has no effect if the
-        commit was done and only its answer was lost.
+        """Called on the driver: abort the known transactions; others expire. Has no effect if the
+        commit succeeded and only its response was lost.
         """
         known = {self._whose.transaction, *(part.transaction for part in _parts(messages))}
         writing.abort(self._options, filter(None, known))
@@ -80,7 +80,7 @@ class BatchWriter(_LogWriter, datasource.DataSourceArrowWriter):
 class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
     """A streaming write.
 
-    A new object in a new process commits each batch; the messages hold everything that it needs.
+    A new object in a new process commits each batch; the messages contain everything that it needs.
     """
 
     _is_stream = True
@@ -118,9 +118,9 @@ class QuorumLogSource(datasource.DataSource):
         check(self.options)
         options = ReadOptions.of(self.options)
         if options.published_as is not None:
-            raise opt.BadOption("publishProgressAs is for streams: a batch commits nothing")
+            raise opt.BadOption("publishProgressAs is for streams only: a batch commits no offsets")
         if options.queue is not None:
-            raise opt.BadOption("queue is for streams: a batch acknowledges nothing")
+            raise opt.BadOption("queue is for streams only: a batch acknowledges no records")
         if options.pushes_filters:
             return PruningReader(options, self._load)
         return BatchReader(options)
@@ -138,8 +138,7 @@ class QuorumLogSource(datasource.DataSource):
         kinds = [(field.name, field.dataType.simpleString()) for field in given.fields]
         if [(name, spelled.get(kind, kind)) for name, kind in kinds] != own:
             raise opt.BadOption(
-                "the schema is fixed: leave schema() out, and name with the option columns what "
-                "you need"
+                "the schema is fixed: omit schema(), and select columns with the option columns"
             )
 
     def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
@@ -154,7 +153,7 @@ class QuorumLogSource(datasource.DataSource):
 
 
 class OneFilter(RuntimeError):
-    """A DataFrame that was loaded with `pushFilters` is read with another filter than before."""
+    """A DataFrame that was loaded with `pushFilters` was read with a second, different filter."""
 
 
 class BatchReader(datasource.DataSourceReader):
@@ -177,14 +176,14 @@ class BatchReader(datasource.DataSourceReader):
 
 
 class PruningReader(BatchReader):
-    """A batch reader whose plan leaves out what a query's filters exclude.
+    """A batch reader whose plan omits the ranges that a query's filters exclude.
 
     The class is separate because Spark refuses any reader that has the method `pushFilters`,
     unless `spark.sql.python.filterPushdown.enabled` is set.
 
-    PySpark 4.3 keeps only the last plan of each `load`, and uses it for every query of that
-    DataFrame, whatever the query's filter: rows would be missing silently. So a load can be read
-    with one filter only. The driver notes that filter among the files of its session.
+    PySpark 4.3 keeps only the last plan of each `load`, and uses the plan for every query of that
+    DataFrame, even with another filter. Rows would be missing silently. Therefore, a load can be
+    read with one filter only. The driver records that filter in a file of its session.
     """
 
     def __init__(self, options: ReadOptions, load: str | None) -> None:
@@ -206,15 +205,15 @@ class PruningReader(BatchReader):
             _note(self._load, self._pruning)
         if self._pruning != EVERYTHING:
             log.warning(
-                "quorumlog: pushFilters: from now on this load has only the rows that the query's filter lets through, also"
-                " in queries without that filter: load again for those (%s)",
+                "quorumlog: pushFilters: from now on this load returns only rows that match this query's filter,"
+                " even to other queries: call load again for other queries (filter: %s)",
                 self._pruning,
             )
         return self._plan(self._pruning)
 
 
 def _note(load: str, pruning: Pruning) -> None:
-    """Note a load's pruning in a file, which all planning processes of the driver see."""
+    """Record a load's pruning in a file that all planning processes of the driver see."""
     place = Path(SparkFiles.getRootDirectory()) / f"quorumlog-{load}"
     digest = hashlib.sha256(repr(pruning).encode()).hexdigest()
     try:
@@ -223,6 +222,6 @@ def _note(load: str, pruning: Pruning) -> None:
     except FileExistsError:
         if str(place.readlink()) != digest:
             raise OneFilter(
-                "this frame was read with another filter, and Spark keeps one plan for each load: "
-                "load again for each filter, or leave pushFilters out"
+                "this DataFrame was read with another filter, and Spark keeps one plan for each load: "
+                "call load for each filter, or do not set pushFilters"
             ) from None

@@ -1,8 +1,8 @@
 """Streaming reads of logs: offsets in Kafka's form, and the size of batches.
 
 An offset is `{"log":{"0":next,"created_at":…}}`: `next` is exclusive, `created_at` distinguishes
-logs of one name. Offsets never change, whatever retention and compaction do to ledgers, so a
-checkpoint stays valid. As in batch reads, nothing above the LAC is read.
+logs of one name. Retention and compaction never change offsets, so a checkpoint stays valid. As in
+batch reads, only records up to the LAC are read.
 """
 
 import json
@@ -44,7 +44,7 @@ def published(progress: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _reported(progress: Mapping[str, Any], what: str) -> Iterator[tuple[str, int]]:
-    """The name of each log, and the number under the key `what` next to the log's offset."""
+    """Yield the name of each log, and the number under the key `what` next to the log's offset."""
     for source in progress["sources"]:
         latest = source.get("latestOffset")
         latest = json.loads(latest) if isinstance(latest, str) else latest
@@ -54,12 +54,12 @@ def _reported(progress: Mapping[str, Any], what: str) -> Iterator[tuple[str, int
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read, which lives at the driver during the query; only `read` runs in tasks."""
+    """A streaming read, which lives on the driver during the query; only `read` runs in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         parsed = ReadOptions.of(options)
         if parsed.subject.ledgers:
-            raise BadOption("a stream reads logs; ledgers are for batches")
+            raise BadOption("a stream can't read ledgers: read them in a batch")
         if "endingOffsets" in options or "endingTimestamp" in options:
             raise BadOption(
                 "a stream has no end: endingOffsets and endingTimestamp are for batches"
@@ -78,7 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.connection.connect()
 
     def initialOffset(self) -> plan.Offset:  # noqa: N802 - Spark's
-        """Where a query without a checkpoint begins."""
+        """The offset at which a query without a checkpoint begins."""
         options, found, made = self._options, {}, {}
         for name, whole in plan.next_offsets(options, self._gateways, {}).items():
             start = plan.start_of(options, self._gateways, whole, "latest")
@@ -87,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start > known.end:
                 if options.fails_on_loss:
                     raise plan.DataLoss(
-                        f"{name} ends at {known.end}, below {start}; failOnDataLoss=false begins at the end"
+                        f"{name} ends at {known.end}, below {start}: set failOnDataLoss=false to begin at the end"
                     )
                 start = known.end
             found[name], made[name] = start, known.created_at
@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's
         self, start: plan.Offset | None = None, limit: ReadLimit | None = None
     ) -> plan.Offset:
-        """Where the next batch ends. PySpark before 4.2 passes no arguments, and so no limit."""
+        """The end of the next batch. PySpark before 4.2 passes no arguments, and so no limit."""
         if start is None:
             start = self._latest or self._initial or {}
         self._latest = self._next(start, limit)
@@ -151,10 +151,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset({**known, **moved}, made)
 
     def _publish(self, start: plan.Offset, others: Container[str]) -> None:
-        """Publish where the next batch begins: Spark has committed everything before it. (Spark's
-        `commit` comes with the batch after the next: a query that has caught up never gets it.)
+        """Publish the start of the next batch, because Spark has committed everything before it. (Spark
+        calls `commit` with the batch after the next, so never for a query that has caught up.)
 
-        Where the query began is not published. `others`: names that other logs have now, in which
+        The query's first offset is not published. `others`: names that other logs have now, in which
         the query has read nothing.
         """
         if self._publisher is not None and start != self._initial:
@@ -162,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._publisher.publish({name: at for name, at in offsets if name not in others})
 
     def _end_of(self, whole: plan.LogExtent) -> int:
-        """Where this run stops reading a log."""
+        """The offset at which this run stops reading a log."""
         target = whole.end if self._target is None else self._target.get(whole.name, 0)
         return min(whole.end, target)
 
@@ -225,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._publisher.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the options only: the connection stays at the driver."""
+        """Pickle the options only: the connection stays on the driver."""
         return {name: value for name, value in self.__dict__.items() if name != "_gateways"}
 
 

@@ -1,4 +1,4 @@
-"""Compatibility with PySpark 4.0 to 4.3: what older versions lack is replaced by stand-ins."""
+"""Compatibility with PySpark 4.0 to 4.3: stand-ins replace what older versions lack."""
 
 import re
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ try:
 except ImportError:
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):  # type: ignore[no-redef, misc]
-        """For PySpark 4.0: it gives Arrow to a stream writer that is a batch Arrow writer too."""
+        """For PySpark 4.0, which passes Arrow to a stream writer that is also a batch Arrow writer."""
 
 
 try:

@@ -1,11 +1,11 @@
-"""Exactly-once writes: what executors write, and how the driver publishes it.
+"""Exactly-once writes: executors write ledgers, and the driver publishes them.
 
-A task attempt writes to a ledger of its own, tagged with the transaction, and closes the ledger.
+A task attempt writes to its own ledger, tagged with the transaction, and closes the ledger.
 Readers see nothing until the driver's one commit publishes the ledgers of the attempts that Spark
 chose. The cluster deletes ledgers that were not chosen, and ledgers that a dead driver left. The
 transaction of an app and a version is committed once, however often it is begun.
 
-Invariant of a `LogRowsWriter`: entries below `_next` of the open ledger are acknowledged, each entry is
+Invariant of a `LogRowsWriter`: entries below `_next` of the open ledger are acknowledged. Each entry is
 a batch of rows in the order of their arrival, and at most one entry is in flight. So when a gateway is
 lost, the ledger's last entry shows whether the entry in flight was appended.
 """
@@ -35,7 +35,7 @@ _WRITER_GONE: Final = (
     errors.LedgerClosed,
     errors.QuorumTimeout,
 )
-"""The ledger accepts no more entries of this writer, which closes it and continues in another."""
+"""Errors after which a ledger accepts no more entries: the writer continues in another ledger."""
 
 _OVER: Final = (
     errors.TransactionAborted,
@@ -43,7 +43,7 @@ _OVER: Final = (
     errors.NoSuchTransaction,
     errors.NoSuchLedger,
 )
-"""A task gets these errors if its transaction has ended without it; its ledgers are deleted."""
+"""Errors of a task whose transaction has ended without it; the task's ledgers are deleted."""
 
 LEDGER_BYTES: Final = 64 << 20
 """Minimum size for a ledger when an error recommends a number of partitions; by judgement."""
@@ -54,13 +54,13 @@ class TooManyLedgers(RuntimeError):
 
 
 class WriteOver(RuntimeError):
-    """The transaction of a write ended before its commit: none of its rows are on the log."""
+    """The transaction of a write ended before its commit: none of its rows are in the log."""
 
     def __init__(self, log: str) -> None:
         super().__init__(
-            f"the transaction of this write on {log} is over: nothing was written or appended for "
+            f"the transaction of this write on {log} has ended: nothing was written or appended for "
             "longer than txnExpiresInSeconds, or another run of the same version has ended it. "
-            "None of its rows are on the log: run the write again"
+            "None of its rows are in the log: run the write again"
         )
 
 
@@ -112,7 +112,7 @@ class PublishedLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A commit's records on a log. `is_duplicate`: an earlier commit had published them."""
+    """A commit's records in a log. `is_duplicate`: an earlier commit had published them."""
 
     log: str
     transaction: str
@@ -126,7 +126,7 @@ class Published:
 
 @dataclass(frozen=True)
 class TaskMessage(WriterCommitMessage):
-    """A task's message to the driver: what the task has written."""
+    """A task's message to the driver, with the ledgers that the task has written."""
 
     parts: tuple[WrittenPart, ...]
 
@@ -149,7 +149,7 @@ def begin(gateways: Gateways, options: WriteOptions, log: str, whose: Whose) -> 
 def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> TaskMessage:
     """Write all rows of a task to ledgers that readers do not see yet."""
     context = TaskContext.get()
-    assert context is not None, "runs in a task"
+    assert context is not None, "this must run in a Spark task"
     writers: dict[str, LogRowsWriter] = {}
     with options.connection.connect() as gateways:
         for batch in batches:
@@ -249,7 +249,7 @@ class LogRowsWriter:
             try:
                 self._post(ledger, table)
             except errors.UnexpectedEntryId as error:
-                # An earlier try has appended the entry, and its answer was lost.
+                # An earlier attempt appended the entry, and its response was lost.
                 if error.members.get("next_entry_id") != self._next + 1:
                     raise
             except _WRITER_GONE:
@@ -286,8 +286,8 @@ class LogRowsWriter:
         self._gateways.post(path, {"entries": _json(table)}, params={"expect": self._next})
 
     def _check_room(self) -> None:
-        """Raise TooManyLedgers, before this partition writes a row, if other partitions have as
-        many ledgers as a commit may have. The driver checks the number again.
+        """Raise TooManyLedgers if other partitions already have all ledgers that a commit may have.
+        Runs before this partition writes a row. The driver checks the number again.
         """
         partition, most = self._at[0], self._options.ledgers_max
         if partition < most:
@@ -310,7 +310,7 @@ class LogRowsWriter:
         return ledger
 
     def _end_ledger(self, *, is_lost: bool, in_flight: Any = None) -> bool:
-        """Close the ledger, by recovery if its writer is lost. True: `in_flight` was appended."""
+        """Close the ledger, by recovery if its writer is lost. Returns whether it has `in_flight`."""
         ledger = self._ledger
         assert ledger is not None
         path = f"/v1/ledgers/{ledger}"
@@ -321,8 +321,8 @@ class LogRowsWriter:
         except _WRITER_GONE:
             found = self._gateways.post(f"{path}/recover")
         end = int(found["last_entry"])
-        assert end >= self._next - 1, f"ledger {ledger} ends at {end}, below what was acknowledged"
-        assert is_lost or end == self._next - 1, f"ledger {ledger} ends at {end}: not ours alone"
+        assert end >= self._next - 1, f"ledger {ledger} ends at {end}, below acknowledged entries"
+        assert is_lost or end == self._next - 1, f"{ledger} ends at {end}: another writer appended"
         has_more = end >= self._next
         if has_more and in_flight is not None:
             self._took(in_flight)
@@ -370,9 +370,9 @@ def publish(
     overwrite: bool = False,
     even_if_empty: bool = False,
 ) -> list[Published]:
-    """Commit what the tasks have written, log by log, in the order of the partitions.
+    """Commit the tasks' ledgers, log by log, in the order of the partitions.
 
-    A commit whose answer is lost is retried until there is an answer; it takes effect once.
+    A commit whose response is lost is retried until a response arrives; it takes effect once.
     `even_if_empty`: commit even without rows, so that the version counts as done.
     Raises: TooManyLedgers, WriteOver; any other error's `outcome` is that of the commit.
     """
@@ -420,14 +420,14 @@ def _commit(
     try:
         found = gateways.post(f"{path}/commit", {"ledgers": ledgers, "overwrite": overwrite})
     except errors.QuorumLogError as error:
-        # An ended transaction is forgotten after days, so an earlier try may have committed it.
+        # An ended transaction is forgotten after days, so an earlier attempt may have committed it.
         is_forgotten = (
             isinstance(error, errors.NoSuchTransaction) and error.outcome != errors.UNKNOWN
         )
         if is_forgotten or isinstance(error, errors.TransactionAborted):
             raise WriteOver(log) from error
         if error.outcome == errors.UNKNOWN:
-            error.add_note(f"It is unknown whether the rows are on {log}: GET {path} shows it.")
+            error.add_note(f"It is unknown whether the rows are in {log}: see GET {path}.")
         raise
     is_duplicate = bool(found["duplicate"])
     known = {item["ledger_id"]: item for item in found["ledgers"]}
@@ -460,7 +460,7 @@ def _published(
 
 
 def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
-    """Raise TooManyLedgers if a commit has more ledgers than it may have."""
+    """Raise TooManyLedgers if a commit has more ledgers than the option allows."""
     count = sum(len(part.ledgers) for part in parts)
     if count > most:
         total = sum(ledger.bytes for part in parts for ledger in part.ledgers)
@@ -472,7 +472,7 @@ def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
 
 
 def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
-    """Abort transactions, except committed ones: Spark also aborts if a commit's answer is lost."""
+    """Abort transactions, except committed ones: Spark also aborts if a commit's response is lost."""
     with options.connection.connect() as gateways:
         for transaction in transactions:
             with contextlib.suppress(errors.TransactionCommitted, errors.NoSuchTransaction):
@@ -480,25 +480,25 @@ def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
 
 
 def query_of(options: WriteOptions) -> Whose:
-    """The app and version of a streaming write: the query's id or `txnAppId`, and the batch.
+    """The app and version of a streaming write: the query's id or `txnAppId`, and the batch number.
 
     The checkpoint's path would be wrong: after a wipe the query begins with batch 0 again, which
     would count as a retry and be dropped.
     """
     context = TaskContext.get()
-    assert context is not None, "runs in a task"
+    assert context is not None, "this must run in a Spark task"
     query = context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId")
     if query is None or batch is None:
-        raise RuntimeError("Spark does not say to which query and batch this task belongs")
+        raise RuntimeError("Spark does not report the query and the batch of this task")
     return Whose(options.app or query, int(batch))
 
 
 def batch_of(options: WriteOptions) -> Whose:
     """The transaction of a batch write: by the options' app and version, else a new transaction.
 
-    A transaction without an app leaves no trace when it is over, but it needs the log's name.
-    Without that name, the transaction is the one of a new app.
+    A transaction without an app leaves no trace when it is over, but needs the log's name. Without
+    the name, the transaction belongs to a new app.
     """
     if options.app is not None:
         return Whose(options.app, options.version)
@@ -515,7 +515,7 @@ def receipt(part: WrittenPart) -> str:
 
 
 def part_of(text: str) -> WrittenPart:
-    """Parse what `receipt` returned."""
+    """Parse a receipt."""
     found = json.loads(text)
     ledgers = tuple(WrittenLedger(*ledger) for ledger in found.pop("ledgers"))
     return WrittenPart(ledgers=ledgers, **found)

@@ -1,5 +1,5 @@
 """The formats on the wire: bodies, frames, columns, problem documents, strict JSON. No sockets.
 
-The package may use `protocol` and `errors`. `problems` needs no package, and `columns` needs only
-pyarrow, because Spark's executors import them from a zip.
+The package may import `protocol` and `errors`. The module `problems` requires no other package, and
+`columns` only pyarrow and numpy, because Spark's executors import them from a zip.
 """

@@ -1,8 +1,8 @@
-"""Bodies of the metadata service's API as strict pydantic models, and conversion to and from JSON.
+"""Bodies of the metadata service's API as strict pydantic models, and conversion from and to JSON.
 
 Values of the protocol (`protocol/values.py`) serve as bodies, and as fields of bodies, without
 conversion. JSON lists become tuples; `1.0` and `"1"` are not accepted as integers; unknown fields
-are refused. The gateway has its own public bodies.
+are rejected. The gateway's public API has other bodies.
 """
 
 import re
@@ -21,17 +21,17 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.once import Once
 
 HEADS_MAX = 1000
-"""The most heads in one request: an answer of 100 KiB (chosen by judgement)."""
+"""Maximum number of heads in one request, for an answer of 100 KiB (chosen by judgement)."""
 
 _SHOWN = r"(logs|ledgers)/([A-Za-z0-9._-]{1,200}\*?|\*)"
 SHOWN = rf"({_SHOWN}(,{_SHOWN}){{0,31}})?"
-"""The names that a list may contain, by the grants of the caller's token: `logs/NAME` for a log and
-its ledgers, `ledgers/NAMESPACE` for ledgers without a log. A `*` at the end stands for any further
-characters. Empty: no name is allowed."""
+"""The names that a list may contain, according to the caller's token: `logs/NAME` for a log and its
+ledgers, `ledgers/NAMESPACE` for ledgers without a log. A `*` at the end stands for any further
+characters. If empty, no name is allowed."""
 
 
 class Body(BaseModel):
-    """A value on the wire: frozen, strict, without unknown fields unless `received` parses it."""
+    """A value on the wire, immutable and strict. Only `received` accepts unknown fields."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 codec: Final[Callable[[Any], TypeAdapter[Any]]] = cache(TypeAdapter)
-"""The adapter that reads and writes the JSON of a class of bodies or values, cached."""
+"""The cached adapter that reads and writes the JSON of a class of bodies or values."""
 
 
 def json_of(value: object, without: Collection[str] = ()) -> bytes:
@@ -49,21 +49,21 @@ def json_of(value: object, without: Collection[str] = ()) -> bytes:
 
 
 def document_of(value: object) -> Any:
-    """The JSON of a body or a value as Python dicts and lists."""
+    """A body or a value as JSON in the form of Python dicts and lists."""
     return codec(type(value)).dump_python(value, mode="json")
 
 
 def received(cls: type[T], data: bytes | str) -> T:
     """Parse a body or value that another process (or an earlier one of this service) wrote. Fields
-    of a later release are ignored. Bodies of requests are parsed strictly instead: nothing that
-    they ask for may be ignored.
+    of a later release are ignored. Requests' bodies are parsed strictly instead, because no part of
+    a request may be ignored.
     """
     value: T = codec(cls).validate_json(data, extra="ignore")
     return value
 
 
 class LedgerCreateBody(Body):
-    """`POST /v1/ledgers`. Repeats of the attempt or the client's request get the same ledger."""
+    """`POST /v1/ledgers`. Copies of the attempt or the client's request get the same ledger."""
 
     row: LedgerMetadata
     attempt: values.Attempt
@@ -88,34 +88,35 @@ class RowDelete(Body):
 
     version: values.Version
     row_attempt: values.AttemptOrNone = ""
-    """The attempt that wrote the metadata: in another history, the version may be the same."""
+    """The attempt that wrote the metadata, since another history may have the same version."""
     attempt: values.Attempt
 
 
 class Resealed(Body):
-    """How many ledgers' keys were encrypted anew; `next` is the next `after`, null at the end."""
+    """The number of ledgers whose keys were re-encrypted; `next` is the next `after` or null."""
 
     resealed: int
     next: values.LedgerId | None
 
 
 COPIES_PRESENTED_MAX = 1000
-"""The most witnesses of copies in one request of a bookie (chosen by judgement)."""
+"""Maximum number of witnesses of copies in a bookie's request (chosen by judgement)."""
 
 HELD_MAX = 100
-"""The most attempts of held copies for one ledger in a request: 4 KB (chosen by judgement)."""
+"""Maximum number of attempts of copies per ledger in a request: 4 KB (chosen by judgement)."""
 
 PROOFS_MAX = 100
-"""The most ledgers in one request of a bookie for proofs: at most 400 KB (chosen by judgement)."""
+"""Maximum number of ledgers in a bookie's request for proofs: 400 KB (chosen by judgement)."""
 
 WITNESSES_MAX: Final = 100
-"""The most witnesses in one header: as many changes may be in flight (chosen by judgement)."""
+"""Maximum number of witnesses in one header and of changes in flight (chosen by judgement)."""
 
 WITNESS: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{8}"
 """The format of a witness (rule 18a) on the wire and on bookies' disks: the attempt token of an
 acknowledged change, with a checksum that binds it to the cluster. The database must contain the
-token of every witness; a database that lacks one went back. The metadata service, and bookies for
-their copies, make witnesses. Other processes pass them on unchanged."""
+token of every witness; otherwise it went back. The metadata service, and bookies for their copies,
+make witnesses.
+"""
 
 Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
 
@@ -127,18 +128,18 @@ def witness_of(cluster_id: str, token: str) -> str:
 
 
 def token_of(cluster_id: str, witness: str) -> str | None:
-    """A witness's token; None if it is damaged or of another cluster, and so proves nothing."""
+    """A witness's token; None if the witness is damaged or another cluster's, so it is no proof."""
     token, _, _ = witness.partition(".")
     return token if witness_of(cluster_id, token) == witness else None
 
 
 def witnesses_to_header(witnesses: Iterable[str]) -> str:
-    """The value of the header that has these witnesses."""
+    """The header value for these witnesses."""
     return ",".join(witnesses)
 
 
 def witnesses_from_header(value: str) -> tuple[str, ...]:
-    """The witnesses in a header, in order; none if it is not a list of witnesses."""
+    """The witnesses in a header, in order; none if the value is not a list of witnesses."""
     found = tuple(item.strip() for item in value.split(","))
     is_sound = len(found) <= WITNESSES_MAX and all(re.fullmatch(WITNESS, item) for item in found)
     return found if is_sound else ()
@@ -166,7 +167,7 @@ class CopyWitnesses(Body):
 
 
 class HeldBody(Body):
-    """A ledger, and the attempts of the copies of its metadata that a bookie holds."""
+    """A ledger, and the attempts of a bookie's copies of its metadata."""
 
     ledger_id: values.LedgerId
     attempts: tuple[values.Attempt, ...] = Field(max_length=HELD_MAX)
@@ -188,17 +189,17 @@ class LedgerProof(Body):
     deleted: bool
     """Whether the ledger has a tombstone."""
     lost: tuple[values.Attempt, ...]
-    """Attempts of held copies that the database lacks: if any, the rest proves nothing."""
+    """Attempts of copies that the database lacks. If there are any, the rest is no proof."""
 
 
 class LedgerProofs(Body):
-    """The answer: a proof for each ledger, in the order of the request, from one snapshot."""
+    """The response: a proof for each ledger, in the order of the request, from one snapshot."""
 
     ledgers: tuple[LedgerProof, ...]
 
 
 class KeptLedger(Body):
-    """A ledger that bookies keep, since the database lacks these changes of its metadata."""
+    """A ledger that bookies keep because the database lacks these changes of its metadata."""
 
     ledger_id: values.LedgerId
     holders: tuple[values.Text, ...]
@@ -206,7 +207,7 @@ class KeptLedger(Body):
 
 
 class KeptLedgers(Body):
-    """Ledgers that bookies keep: their number, and the first ones by id (rule 18c)."""
+    """The number of ledgers that bookies keep, and the first ones by id (rule 18c)."""
 
     count: Annotated[int, Field(ge=0)]
     ledgers: tuple[KeptLedger, ...]
@@ -217,22 +218,22 @@ class WitnessAccept(Body):
 
     witnesses: tuple[Witness, ...] = Field(default=(), max_length=1000)
     lost: tuple[values.BookieName, ...] = Field(default=(), max_length=1000)
-    """Bookies that need not answer, because they never return."""
+    """Bookies that need not answer, because they will never return."""
     ledgers: tuple[values.LedgerId, ...] = Field(default=(), max_length=1000)
-    """Ledgers to end by the database's metadata although it lacks changes that bookies have copies
-    of: entries may be lost."""
+    """Ledgers to end by the database's metadata, although it lacks changes that bookies have copies
+    of, so that entries may be lost."""
 
 
 class BookieWitnesses(Body):
-    """`GET /v1/witnesses` of a bookie: what it knows of the metadata's database (rule 18a)."""
+    """`GET /v1/witnesses` of a bookie: its witnesses of the metadata database (rule 18a)."""
 
     bookie: values.BookieName
     cluster_id: values.Text
     """The cluster of the bookie's directory; empty while the directory is new."""
     witnesses: tuple[Witness, ...]
     highest_ledger: values.IdOrNone | None
-    """The highest id below `ASSIGNED_ID_END` of the ledgers that the bookie holds or held. -1:
-    there is none; null: the bookie still reads its log."""
+    """The highest id below `ASSIGNED_ID_END` of a ledger that is or was stored on the bookie; -1 if
+    there is none, null while the bookie reads its log."""
 
 
 class LedgerListBody(Body):
@@ -249,8 +250,8 @@ class LedgerHeadsAsk(Body):
 
 
 class LedgerHeads(Body):
-    """The answer: a head for each ledger that exists or existed, by id. A ledger that is missing
-    was never created, or is lost: its absence proves nothing (rule 18).
+    """The response, with a head for each ledger that exists or existed, by id. A missing ledger was
+    never created or is lost, so its absence is no proof (rule 18).
     """
 
     ledgers: tuple[LedgerHead, ...]
@@ -259,9 +260,9 @@ class LedgerHeads(Body):
 class Change(Body):
     """One line of `GET /v1/changes`.
 
-    `hello`: from here on no change is missed. `gap`: changes may have been missed; clients read
-    again what they need. `heartbeat`: the stream is alive. `change`: the metadata of a ledger, or
-    of the log `log`, has changed.
+    `hello`: from now on, no change is missed. `gap`: changes may have been missed, so clients read
+    the metadata again. `heartbeat`: the stream is alive. `change`: the metadata of a ledger, or of
+    the log `log`, has changed.
     """
 
     kind: Literal["hello", "gap", "heartbeat", "change"]
@@ -273,29 +274,29 @@ class Change(Body):
 
 
 class Cookie(Body):
-    """The identity of the data that a bookie's name stands for (rule 15, I28)."""
+    """The identity of the data that belongs to a bookie's name (rule 15, I28)."""
 
     incarnation: Annotated[int, Field(ge=0, lt=10**18)]
     cluster_id: values.Text
     instance: values.Text
-    """Drawn at random when the directory is created, so that it differs for each directory."""
+    """A random id that is created with the directory, so that each directory has another one."""
     directories: tuple[values.Text, ...] = ()
     boots: values.Number = 0
-    """The number of starts; a directory with a lower number than its cookie is an old copy."""
+    """The number of starts. A directory with a lower number than its cookie is an old copy."""
     may_fix: bool = False
     """An operator's permission for one start to continue as a new incarnation if data is lost."""
     url: values.Text = ""
     """The URL of the registered process."""
     process: values.Text = ""
-    """Drawn at random by each process when it starts (rule 15a)."""
+    """A random id that each process creates when it starts (rule 15a)."""
 
 
 STAND_IN: Final = ""
-"""The instance in a rebuild's cookie for a silent bookie: no directory has it (rule 15b)."""
+"""The instance in a rebuild's cookie for a silent bookie, which no directory has (rule 15b)."""
 
 
 class CookiePut(Body):
-    """`PUT /v1/bookies/{name}/cookie`: a compare-and-swap; creates if `version` is null."""
+    """`PUT /v1/bookies/{name}/cookie`: a compare-and-swap, or a creation if `version` is null."""
 
     cookie: Cookie
     version: values.Version | None = None
@@ -309,8 +310,8 @@ class CookieRow(Body):
     version: values.Version
     cookie: Cookie
     log_end: values.Number = 0
-    """How far this instance's log was on disk, as its process last reported it. A directory whose
-    log ends earlier went back to a snapshot."""
+    """The last reported end of this instance's log on disk. A directory whose log ends earlier went
+    back to a snapshot."""
 
 
 class LogEnd(Body):
@@ -325,7 +326,7 @@ BookieState = Literal["writable", "read-only", "draining", "lost"]
 
 
 class LedgerUse(Body):
-    """A ledger that names a bookie; `detail` says why the last try to repair it failed."""
+    """A ledger that names a bookie. `detail`: why the last attempt of a repair failed."""
 
     ledger_id: values.LedgerId
     member: values.Member
@@ -340,14 +341,14 @@ class LedgerUse(Body):
 
 
 class BookieUses(Body):
-    """`GET /v1/bookies/{name}/uses`: how many ledgers and repairs name a bookie, in any
-    incarnation, also as a repair's target; `first` has the first of these ledgers by id.
+    """`GET /v1/bookies/{name}/uses`: the numbers of ledgers and repairs that name a bookie in any
+    incarnation, also as a repair's target, and the `first` of these ledgers by id.
     """
 
     bookie: values.BookieName
     ledgers: int
     repairs: int
-    """How many items of the repair queue name the bookie."""
+    """The number of items of the repair queue that name the bookie."""
     first: tuple[LedgerUse, ...] = ()
 
 
@@ -367,11 +368,11 @@ class BookieHeartbeat(Body):
     free_bytes: values.Number = 0
     ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
     process: values.Text = ""
-    """The `process` of the cookie: heartbeats of a process that is not registered do not count."""
+    """The `process` of the cookie, since only heartbeats of the registered process count."""
 
 
 class BookieInfo(Body):
-    """A registered bookie and its liveness; `lost` means that no heartbeat came in time."""
+    """A registered bookie and its liveness; `lost` means that no heartbeat arrived in time."""
 
     id: values.Member
     state: BookieState
@@ -381,7 +382,7 @@ class BookieInfo(Body):
 
     @classmethod
     def lost(cls, name: str, incarnation: int, url: str = "") -> "BookieInfo":
-        """A bookie whose heartbeat did not come in time."""
+        """A bookie whose heartbeat did not arrive in time."""
         return cls(id=member_of(name, incarnation), state="lost", url=url)
 
 
@@ -391,11 +392,11 @@ class BookieList(Body):
     bookies: tuple[BookieInfo, ...]
     stale: bool = False
     liveness_age_s: float | None = None
-    """For how long (s) liveness has been recorded without a gap; None while that is unknown."""
+    """Time in seconds for which liveness was recorded without a gap; None if unknown."""
 
     def shows_absence(self, grace_s: float) -> bool:
-        """Whether liveness has been recorded for `grace_s`: otherwise a missing heartbeat proves
-        nothing (rule 21).
+        """Whether liveness has been recorded for `grace_s`. If not, a missing heartbeat is no proof
+        (rule 21).
         """
         return not self.stale and self.liveness_age_s is not None and self.liveness_age_s >= grace_s
 
@@ -422,7 +423,7 @@ class ServiceInfo(Body):
 
 
 class ServiceList(Body):
-    """`GET /v1/services`: the live services, as far as Redis shows."""
+    """`GET /v1/services`: the live services, according to Redis."""
 
     services: tuple[ServiceInfo, ...]
     stale: bool = False
@@ -435,6 +436,6 @@ class HeartbeatTaken(Body):
 
 
 class ClusterId(Body):
-    """`GET /v1/cluster-id`: drawn at random once, when the database was created."""
+    """`GET /v1/cluster-id`: a random id that was created with the database."""
 
     cluster_id: values.Text

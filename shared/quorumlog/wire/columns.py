@@ -1,11 +1,11 @@
-"""Entries and records as Arrow columns: `application/vnd.apache.arrow.stream`, both ways.
+"""Converts entries and records to and from Arrow columns (`application/vnd.apache.arrow.stream`).
 
 A record batch is stored as columns (protocol/batch.py), so it becomes Arrow without a Python call
-per record. The module needs pyarrow and numpy; a gateway also runs without them
+per record. The module requires pyarrow and numpy; a gateway can run without them
 (services/gateway/edge/arrow.py).
 
-A client's stream is decoded only after a check of its schema and of its message heads: a compressed
-body would grow in memory to whatever size it claims.
+A client's stream is decoded only after a check of its schema and message heads, because a
+compressed body would grow in memory to any size that it claims.
 """
 
 import struct
@@ -44,8 +44,8 @@ RECORDS: Final = pa.schema(
         pa.field("entry_id", pa.int64(), nullable=False),
     ]
 )
-"""The columns of a read of a log. `headers` is null if a record has none, and `value` is null in a
-tombstone."""
+"""The columns of a read of a log. `headers` is null for a record without headers, and `value` is
+null in a tombstone."""
 
 _TIME_MS_MAX: Final = 253_402_300_799_999
 _TIME_MS_MIN: Final = -62_135_596_800_000
@@ -55,17 +55,17 @@ _PER_S: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 _BROKEN: Final = (ValueError, TypeError, LookupError, OSError, MemoryError, struct.error)
-"""What pyarrow and this module raise for bytes that are no stream, such as names not in UTF-8."""
+"""Exceptions of pyarrow and this module for invalid streams, such as names not in UTF-8."""
 
 
 PAIRS_MAX: Final = 1 << 18
-"""The most headers in one stream, over all its records: as many as a JSON body has room for."""
+"""Maximum number of headers in a stream, in all records: as many as fit into a JSON body."""
 _MESSAGES_BESIDE: Final = 2
-"""The messages besides record batches: the schema and the end of a stream."""
+"""Number of messages besides record batches: the schema and the end of the stream."""
 
 
 class BadColumns(ValueError):
-    """The bytes are not an Arrow stream that the API accepts; the message says why not."""
+    """The bytes are not an Arrow stream that the API accepts; the message has the reason."""
 
 
 def stream(schema: Any, batches: Iterable[Any]) -> bytes:
@@ -103,7 +103,7 @@ def records(stored: batch.StoredBatch) -> Any:
 
 
 def _binary(buffer: Any, sizes: "npt.NDArray[Any]", at: int, validity: Any = None) -> Any:
-    """A binary column of consecutive bytes from `at` on."""
+    """A binary column of values that are stored one after another from `at` on."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     places = pa.py_buffer(offsets.astype(np.int32))
@@ -144,10 +144,8 @@ def _times(found: batch.Columns, time_ms: int) -> Any:
 
 
 def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
-    """The table of a client's stream, checked: `value` and `key` are binary, `value` without nulls.
-
-    Raises: BadColumns. Decoding stops after the batch with which there are more than `rows_max`
-    rows.
+    """The checked table of a client's stream. `value` and `key` are binary, and `value` has no
+    nulls. Raises: BadColumns. Decoding stops after the batch that exceeds `rows_max` rows.
     """
     try:
         _check_plain(data, rows_max)
@@ -169,24 +167,24 @@ def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
     except BadColumns:
         raise
     except (pa.ArrowException, *_BROKEN) as error:
-        raise BadColumns(f"not an Arrow stream: {str(error)[:200]}") from error
+        raise BadColumns(f"the body must be an Arrow stream: {str(error)[:200]}") from error
     if whole.column("value").null_count:
-        raise BadColumns("the column value has nulls")
+        raise BadColumns("the column value must not contain nulls")
     return whole
 
 
 def _check_schema(schema: Any, allowed: Sequence[str]) -> None:
-    """Raise BadColumns unless each column is allowed, of the right type, and there once."""
+    """Raise BadColumns unless each column is allowed, has the right type, and occurs once."""
     names = schema.names
     for name in names:
         if name not in allowed:
             shown = ascii(str(name)[:100])
-            raise BadColumns(f"the column {shown} is not one of {', '.join(allowed)}")
+            raise BadColumns(f"the column {shown} is not allowed: use {', '.join(allowed)}")
     if len(set(names)) != len(names) or "value" not in names:
-        raise BadColumns("an Arrow stream needs the column value, and each column only once")
+        raise BadColumns("an Arrow stream must have the column value, and each column only once")
     for field in schema:
         if not _is_right(field.name, field.type):
-            raise BadColumns(f"the column {field.name} has the type {str(field.type)[:100]}")
+            raise BadColumns(f"the column {field.name} has a wrong type: {str(field.type)[:100]}")
 
 
 def _is_right(name: str, kind: Any) -> bool:
@@ -201,7 +199,7 @@ def _is_right(name: str, kind: Any) -> bool:
 
 
 def _check_headers(whole: Any) -> None:
-    """Raise BadColumns if there are more than `PAIRS_MAX` headers in all."""
+    """Raise BadColumns if a table has more than `PAIRS_MAX` headers."""
     if "headers" in whole.column_names:
         count = sum(len(chunk.keys) for chunk in whole.column("headers").chunks)
         if count > PAIRS_MAX:
@@ -209,19 +207,18 @@ def _check_headers(whole: Any) -> None:
 
 
 def _check_plain(data: bytes, messages_max: int) -> None:
-    """Raise BadColumns if a message's body is compressed, or there are too many messages.
-
-    Walks over the encapsulated messages (Arrow's IPC format): 0xFFFFFFFF, the size of the head, the
-    head as a FlatBuffer, the body. Field 3 of a record batch is the compression.
+    """Raise BadColumns if a message's body is compressed, or if there are too many messages. An
+    encapsulated message (Arrow's IPC format) is 0xFFFFFFFF, the size of the head, the head as a
+    FlatBuffer, and the body. Field 3 of a record batch is the compression.
     """
     at = count = 0
     while at + 8 <= len(data):
         count += 1
         if count > messages_max + _MESSAGES_BESIDE:
-            raise BadColumns(f"an Arrow stream has more than {messages_max} record batches")
+            raise BadColumns(f"an Arrow stream must have at most {messages_max} record batches")
         mark, size = struct.unpack_from("<Ii", data, at)
         if mark != 0xFFFFFFFF or size < 0:
-            raise BadColumns("not an Arrow stream: a message is missing")
+            raise BadColumns("the body must be an Arrow stream: a message is missing")
         if size == 0:
             return
         head = at + 8
@@ -230,15 +227,15 @@ def _check_plain(data: bytes, messages_max: int) -> None:
         if kind_at is not None and data[kind_at] in (2, 3):
             table_at = _field(data, root, 2)
             if table_at is None:
-                raise BadColumns("not an Arrow stream: a message has no head")
+                raise BadColumns("the body must be an Arrow stream: a message has no head")
             found = table_at + _u32(data, table_at)
             if data[kind_at] == 2:
-                raise BadColumns("dictionaries are not accepted: send plain columns")
+                raise BadColumns("dictionary-encoded columns are not accepted: send plain columns")
             if _field(data, found, 3) is not None:
                 raise BadColumns("compressed columns are not accepted: send plain columns")
         body_size = 0 if body_at is None else struct.unpack_from("<q", data, body_at)[0]
         if body_size < 0:
-            raise BadColumns("not an Arrow stream: a body has a negative size")
+            raise BadColumns("the body must be an Arrow stream: a size is negative")
         at = head + size + body_size
 
 
@@ -252,7 +249,7 @@ def _field(data: bytes, table_at: int, number: int) -> int | None:
     (back,) = struct.unpack_from("<i", data, table_at)
     vtable = table_at - back
     if vtable < 0:
-        raise BadColumns("not an Arrow stream: a head points beyond its end")
+        raise BadColumns("the body must be an Arrow stream: a message's head points beyond its end")
     (size,) = struct.unpack_from("<H", data, vtable)
     place = 4 + 2 * number
     if place + 2 > size:
@@ -264,9 +261,9 @@ def _field(data: bytes, table_at: int, number: int) -> int | None:
 def encoded(
     whole: Any, check: Callable[[dict[str, str], int], object]
 ) -> tuple[batch.EncodedRecords, int]:
-    """The rows of a client's table as records of a log, and the size of their keys and values in
-    bytes plus that of their headers in characters. Only headers need Python objects. `check` raises
-    if a record's headers, given with the record's index, are not allowed. Raises: BadColumns.
+    """The rows of a client's table as records of a log, and their size: bytes of keys and values,
+    plus characters of headers. Only headers need Python objects. `check` gets a record's headers
+    and index, and raises if the headers are not allowed. Raises: BadColumns.
     """
     columns = {name: whole.column(name) for name in whole.column_names}
     some = {name for name, column in columns.items() if column.null_count < whole.num_rows}
@@ -299,7 +296,7 @@ def encoded(
 
 
 def _joined(column: Any) -> tuple["npt.NDArray[Any]", memoryview]:
-    """The lengths of a binary column without nulls, and all its bytes, one after another."""
+    """The lengths of the values in a binary column without nulls, and the values, joined."""
     whole = pa.concat_arrays(column.chunks)
     _, places, data = whole.buffers()
     ends = np.frombuffer(places, np.int32, len(whole) + 1, 4 * whole.offset)
@@ -307,12 +304,12 @@ def _joined(column: Any) -> tuple["npt.NDArray[Any]", memoryview]:
 
 
 def _milliseconds(column: Any) -> bytes:
-    """The times of a batch. Raises: BadColumns for a time that answers can't represent."""
+    """The encoded times of a column. Raises: BadColumns for a time that no answer can represent."""
     ends = pc.min_max(column.cast(pa.int64())).as_py()
     per_s = _PER_S[column.type.unit]
     low, high = _TIME_MS_MIN // 1000 * per_s, (_TIME_MS_MAX + 1) // 1000 * per_s
     if not low <= ends["min"] <= ends["max"] < high:
-        raise BadColumns("the column timestamp has a time outside of the years 1 to 9999")
+        raise BadColumns("the column timestamp must only have times in the years 1 to 9999")
     times = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
     found: bytes = times.fill_null(batch.NO_TIME).to_numpy().astype(">i8").tobytes()
     return found
@@ -321,5 +318,5 @@ def _milliseconds(column: Any) -> bytes:
 def _header(pairs: Any) -> dict[str, str]:
     found = dict(pairs or ())
     if len(found) != len(pairs or ()) or None in found.values():
-        raise BadColumns("a record's headers have a name twice, or one without a value")
+        raise BadColumns("a record's headers must have distinct names, and a value each")
     return found

@@ -1,8 +1,8 @@
-"""Encodes and parses the binary messages of a bookie's channel (`GET /v1/channel`); pure functions.
+"""Pure functions for the binary messages of a bookie's channel (`GET /v1/channel`).
 
-The channel is the hot path; people can use the same operations as plain HTTP. All numbers are
-big-endian. If a message does not parse (`BadFrame`), its receiver closes the connection, since
-nothing in the message can be trusted, not even the request id.
+The channel is the hot path; the same operations exist as plain HTTP for people. All numbers are
+big-endian. If a message can't be parsed (`BadFrame`), its receiver closes the connection, since no
+part of the message can be trusted, not even the request id.
 
 Frame, one per message:
     size of the fields u32 | size of the run u32 | crc32c u32 (of both sizes) | fields | run
@@ -44,10 +44,10 @@ from quorumlog.protocol.record import BadRun, Run
 from quorumlog.protocol.row_copy import RowCopy, RowName
 
 NO_KEY: Final = bytes(KEY_BYTES)
-"""The value that stands for "no ledger key"."""
+"""The value that represents a missing ledger key."""
 
 MESSAGE_BYTES_MAX: Final = 80 << 20
-"""More than the largest run (64 MiB of frames: docs/reference/http.md, Bounds) with its columns."""
+"""Maximum message size, above the largest run (64 MiB: docs/reference/http.md) with its columns."""
 
 FRAME_HEAD: Final = struct.Struct(">III")
 _SIZES_BYTES: Final = 8
@@ -59,10 +59,10 @@ _RANGE: Final = struct.Struct(">qq")
 _ROW: Final = struct.Struct(">Q16sI")
 
 _SMALL_BYTES: Final = 16 * 1024
-"""A frame of at most this size is one buffer: a copy costs less than another buffer (measured)."""
+"""Maximum size of a frame in one buffer: a copy costs less than another buffer (measured)."""
 
 _CRC_STEP_BYTES: Final = 64 * 1024
-"""The CRC function accepts no memoryview, so messages are copied for it in cache-sized steps."""
+"""Size of the steps in which messages are copied for the CRC, which accepts no memoryview."""
 
 _RECOVERY: Final = 1
 _NAMED: Final = 4
@@ -80,9 +80,9 @@ class Op(IntEnum):
     FENCE = 3
     """Fence the ledger durably, then answer with the LAC."""
     READ_LAC = 4
-    """Answer with the highest LAC that the bookie knows, without fencing."""
+    """Answer with the bookie's highest LAC, without fencing."""
     WRITE_LAC = 5
-    """Store `last` as the LAC (explicit LAC; monotone at the bookie)."""
+    """Store `last` as the explicit LAC, which never decreases."""
     KEEP_ROW = 6
     """Store a copy of the ledger's metadata durably (rule 18b)."""
 
@@ -95,11 +95,11 @@ _STATUS_BYTES: Final = {status: index for index, status in enumerate(Status)}
 
 
 class BadFrame(ValueError):
-    """The bytes are not a message of the channel: truncated, damaged, or of another protocol."""
+    """The bytes are not a valid message: they are truncated, damaged, or of another protocol."""
 
 
 class Message(NamedTuple):
-    """A message, in the two parts that its frame has."""
+    """A message, in the two parts of its frame."""
 
     fields: bytes
     run: bytes = b""
@@ -112,7 +112,7 @@ class Message(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request. Fields that an op does not use have their default."""
+    """A request. Fields that its op does not use have their defaults."""
 
     op: Op
     request_id: int
@@ -123,19 +123,19 @@ class Request(NamedTuple):
     ledger_key: bytes = NO_KEY
     recovery: bool = False
     fence: bool = False
-    """For a READ: whether the ledger is fenced, by `ledger_key`, before the answer."""
+    """For a READ: whether to fence the ledger first, with `ledger_key`."""
     bytes_max: int = 0
     run: Run | None = None
     from_disk: bool = False
-    """For a READ: whether the entries are synced first, and read back from the disk."""
+    """For a READ: whether to sync the entries first, and read them from the disk."""
     named_by: RowName | None = None
     """For an ADD: the version of the metadata that names the member (rule 18b)."""
     row: RowCopy | None = None
-    """A copy of the metadata `named_by`; None if the member acknowledged an add with a copy."""
+    """A copy of the metadata `named_by`; None if the member has acknowledged a copy already."""
 
 
 class ChannelAnswer(NamedTuple):
-    """One answer, which repeats the request's op, ledger and range (rule 4)."""
+    """An answer, which repeats the request's op, ledger and range (rule 4)."""
 
     op: Op
     status: Status
@@ -145,7 +145,7 @@ class ChannelAnswer(NamedTuple):
     last: int
     last_add_confirmed: int = NO_ENTRY
     body: bytes | memoryview = b""
-    """In a received answer, this is a view into the message's fields."""
+    """The body; in a received answer, a view into the message's fields."""
     run: bytes = b""
     """The bytes that follow `body`, separate so that a large run is not copied."""
 
@@ -158,7 +158,7 @@ class ReadBody(NamedTuple):
 
 
 def frame_of(message: Message) -> tuple[bytes, ...]:
-    """The frame of a message, as the buffers of one write."""
+    """The frame of a message, as a tuple of buffers for one write."""
     fields, run = message
     sizes = FRAME_HEAD.pack(len(fields), len(run), 0)[:_SIZES_BYTES]
     head = sizes + _U32.pack(google_crc32c.value(sizes))
@@ -171,9 +171,9 @@ def parse_frame_head(head: bytes) -> tuple[int, int]:
     """Parse the sizes of a message's fields and of its run. Raises: BadFrame."""
     fields, run, crc = FRAME_HEAD.unpack(head)
     if crc != google_crc32c.value(head[:_SIZES_BYTES]):
-        raise BadFrame("a frame's head is damaged")
+        raise BadFrame("a frame's head is damaged: the CRC is wrong")
     if fields + run > MESSAGE_BYTES_MAX:
-        raise BadFrame(f"a message has {fields + run} bytes, which is more than allowed")
+        raise BadFrame(f"a message has {fields + run} bytes; the limit is {MESSAGE_BYTES_MAX}")
     return fields, run
 
 
@@ -182,7 +182,7 @@ def encode_request(request: Request) -> Message:
     op, request_id, ledger_id, first, last, member = request[:6]
     key = request.ledger_key or NO_KEY
     if len(key) != KEY_BYTES:
-        raise ValueError(f"a ledger key has {KEY_BYTES} bytes, not {len(key)}")
+        raise ValueError(f"a ledger key must have {KEY_BYTES} bytes (got {len(key)})")
     flags = request.recovery * _RECOVERY | request.fence * _FENCING | request.from_disk * _FROM_DISK
     tail = b"" if op is Op.READ_LAC else key
     if op is Op.READ:
@@ -201,10 +201,10 @@ def encode_request(request: Request) -> Message:
 def parse_request(fields: bytes, run: bytes = b"") -> Request:
     """Parse the request in a message. Raises: BadFrame.
 
-    An ADD's run is parsed too. Its ledger and range must be those of the request.
+    An ADD's run is parsed too, and must be of the request's ledger and range.
     """
     if len(fields) < _REQUEST.size:
-        raise BadFrame("a request is cut short")
+        raise BadFrame("a request is truncated")
     code, flags, zero, crc, request_id, ledger_id, first, last, size = _REQUEST.unpack_from(fields)
     op = _OPS.get(code)
     if op is None or zero or flags & ~_FLAGS_MAX[code]:
@@ -213,7 +213,7 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
     tail_at = at if op is Op.READ_LAC else at + KEY_BYTES
     body_at = tail_at + 4 if op is Op.READ else tail_at
     if len(fields) < body_at or (len(fields) + len(run) != body_at and op not in _WITH_BODY):
-        raise BadFrame("a request has the wrong size")
+        raise BadFrame("a request's size does not match its op")
     body = fields[body_at:]
     start_crc = google_crc32c.value(fields[:4] + fields[8:body_at])
     if crc != google_crc32c.extend(google_crc32c.extend(start_crc, body), run):
@@ -221,23 +221,23 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
     member = _member(fields[_REQUEST.size : at])
     key = fields[at:tail_at] or NO_KEY
     if ledger_id < 0 or last < NO_ENTRY or first < NO_ENTRY:
-        raise BadFrame("a request has negative ids")
+        raise BadFrame("a request has a negative id")
     head = (op, request_id, ledger_id, first, last, member, key)
     if op is Op.ADD:
         named_by: RowName | None = None
         row: RowCopy | None = None
         if flags & _NAMED:
             named_by, row, body = _named(body)
-        # Joining two `bytes`, of which one is empty, copies nothing.
+        # Joining two `bytes` copies nothing if one is empty.
         added = _run(body + run)
         if added.ledger_id != ledger_id or added.first != first or added.last != last:
-            raise BadFrame("an add's run has another range than the request")
+            raise BadFrame("an ADD's run is not of the request's ledger and range")
         return Request(
             *head, recovery=flags & _RECOVERY != 0, run=added, named_by=named_by, row=row
         )
     if op is Op.READ:
         if not 0 <= first <= last:
-            raise BadFrame(f"a read's range is {first}..{last}")
+            raise BadFrame(f"a READ has the invalid range {first}..{last}")
         (bytes_max,) = _U32.unpack_from(fields, tail_at)
         return Request(
             *head,
@@ -248,7 +248,7 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
     if op is Op.KEEP_ROW:
         name, copy, rest = _named(body + run)
         if copy is None or rest:
-            raise BadFrame("a copy of metadata has the wrong size")
+            raise BadFrame("a KEEP_ROW must have exactly one copy of metadata")
         return Request(*head, named_by=name, row=copy)
     return Request(*head)
 
@@ -275,21 +275,21 @@ def encode_answers(member: str, answers: Sequence[ChannelAnswer]) -> Message:
 
 
 def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAnswer]]:
-    """Parse the answering member, and its answers. Raises: BadFrame."""
+    """Parse the name of the answering member, and its answers. Raises: BadFrame."""
     end = len(fields)
     if end < 5:
-        raise BadFrame("an answer is cut short")
+        raise BadFrame("an answer is truncated")
     if _U32.unpack_from(fields)[0] != google_crc32c.extend(_crc_behind(fields, 4), run):
         raise BadFrame("an answer's CRC is wrong")
     at = 5 + fields[4]
     if at > end:
-        raise BadFrame("an answer is cut short")
+        raise BadFrame("an answer is truncated")
     member = _member(fields[5:at])
     view = memoryview(fields)
     answers = []
     while at < end:
         if end - at < _ANSWER.size:
-            raise BadFrame("an answer is cut short")
+            raise BadFrame("an answer is truncated")
         code, status, zero, request_id, ledger_id, first, last, lac, size = _ANSWER.unpack_from(
             fields, at
         )
@@ -313,27 +313,27 @@ def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAns
         )
         at = end if is_last else at + size
     if run and not (answers and answers[-1].run):
-        raise BadFrame("a run follows the last answer, which has none")
+        raise BadFrame("a run follows an answer that has no run")
     return member, answers
 
 
 def encode_absent(absent: Iterable[tuple[int, int]]) -> bytes:
-    """Encode absent ranges, which precede the run in the body of a READ's answer."""
+    """Encode absent ranges, which precede the run in a READ's answer."""
     ranges = [_RANGE.pack(first, last) for first, last in absent]
     return b"".join((_U32.pack(len(ranges)), *ranges))
 
 
 def parse_read_body(body: bytes | memoryview, run: bytes = b"") -> ReadBody:
-    """Parse the run and the absent ranges in the body of a READ's answer. Raises: BadFrame."""
+    """Parse the run and the absent ranges in a READ's answer. Raises: BadFrame."""
     if len(body) < 4:
-        raise BadFrame("a read's answer is cut short")
+        raise BadFrame("a read's answer is truncated")
     (count,) = _U32.unpack_from(body)
     at = 4 + count * _RANGE.size
     if at > len(body):
-        raise BadFrame("a read's answer is cut short")
+        raise BadFrame("a read's answer is truncated")
     absent = tuple(_RANGE.iter_unpack(body[4:at]))
     if any(not 0 <= first <= last for first, last in absent):
-        raise BadFrame("a read's answer has a range that ends before it begins")
+        raise BadFrame("a READ's answer has an absent range that ends before it begins")
     run = bytes(body[at:]) + run
     return ReadBody(_run(run) if run else None, absent)
 
@@ -350,17 +350,17 @@ def _member(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as error:
-        raise BadFrame("a member's name is not UTF-8") from error
+        raise BadFrame("a member's name must be UTF-8") from error
 
 
 def _named(body: bytes) -> tuple[RowName, RowCopy | None, bytes]:
-    """The name of the metadata in an ADD or KEEP_ROW, the copy of it if any, and the rest."""
+    """The metadata's name in an ADD or KEEP_ROW, the metadata's copy if present, and the rest."""
     if len(body) < _ROW.size:
-        raise BadFrame("an add is cut short")
+        raise BadFrame("an add is truncated")
     version, attempt, size = _ROW.unpack_from(body)
     end = _ROW.size + size
     if end > len(body):
-        raise BadFrame("an add is cut short")
+        raise BadFrame("an add is truncated")
     name = RowName(version, attempt)
     return name, RowCopy(name, body[_ROW.size : end]) if size else None, body[end:]
 

@@ -1,6 +1,5 @@
-"""Bodies of the metadata service's API for logs and transactions, as strict pydantic models.
-
-A log's metadata changes by compare-and-swap, as a ledger's does (`bodies.py`).
+"""Bodies of the metadata service's API for logs and transactions, as strict pydantic models. A
+log's metadata changes by compare-and-swap, like a ledger's (`bodies.py`).
 """
 
 from typing import Annotated, Final, Self
@@ -15,8 +14,8 @@ from quorumlog.wire.bodies import Body
 
 
 class ForkBody(Body):
-    """The source of a fork, and the offset where the fork begins. `created_at` is the source's, so
-    that another log of its name is not forked instead.
+    """The source of a fork, and the offset where the fork begins. `created_at`: the source's
+    creation, so that no later log with the same name is forked instead.
     """
 
     source: LogName
@@ -26,12 +25,12 @@ class ForkBody(Body):
 
 class LogCreateBody(Body):
     """`POST /v1/logs`: 201 with the metadata; 409 `log-exists` with the existing metadata as
-    `current`. A repeat of an attempt gets the same metadata. A repeat of the client's request gets
+    `current`. A copy of an attempt gets the same metadata. A copy of the client's request gets
     `log-exists`, or 404 if the log was deleted.
 
     With `fork`, the log (empty in `row`) begins with the source's records below an offset, which
-    are in CLOSED ledgers. 404 `no-such-log` for the source; 422 `invalid` if the source has an open
-    ledger there.
+    must be in CLOSED ledgers. 404 `no-such-log` if there is no source; 422 `invalid` if the source
+    has an open ledger there.
     """
 
     row: LogMetadata
@@ -58,7 +57,7 @@ class Done(Body):
 
 
 DELETED_WITH_LOG_MAX: Final = 1000
-"""The most ledgers deleted in one transaction with their log: the transaction must end within the
+"""Maximum number of ledgers that a transaction deletes with their log, so that it ends before the
 statement's deadline. Gateways delete a longer log's older ledgers later (chosen by judgement)."""
 
 
@@ -70,8 +69,8 @@ class LogListBody(Body):
 
 
 class SharedAsk(Body):
-    """`POST /v1/shared-ledgers`: asks which of these ledgers forks name. Once a ledger's own log no
-    longer names it, a "no" is final: only a log that names a ledger is forked (rule 27a).
+    """`POST /v1/shared-ledgers`: requests the ledgers that forks name. Once a ledger's own log no
+    longer names it, a "no" is final, since forks get only ledgers of their source (rule 27a).
     """
 
     ledgers: tuple[LedgerId, ...] = Field(max_length=LOG_LEDGERS_MAX)
@@ -80,7 +79,7 @@ class SharedAsk(Body):
 class LedgerIds(Body):
     """`GET /v1/orphans?older_than_s=&log=&limit=`: ledgers created for logs, but named by no log.
 
-    `DELETE /v1/orphans/{ledger_id}` deletes a ledger if no log names it in that very transaction
+    `DELETE /v1/orphans/{ledger_id}` deletes a ledger if no log names it in the same transaction
     (rule 22): 204; 409 `owned-by-log` if a log names it; 404 if there is no such ledger.
     """
 
@@ -88,7 +87,7 @@ class LedgerIds(Body):
 
 
 EXPIRES_IN_S = (1, 7 * 24 * 3600)
-"""The bounds of the time, in seconds, for which a transaction may be idle."""
+"""Minimum and maximum time, in seconds, for which a transaction may be idle."""
 
 TRANSACTION_TAG = "transaction"
 PARTITION_TAG = "partition"
@@ -97,13 +96,12 @@ PACKED_TAG = "packed"
 REWRITE_TAG = "rewrite"
 INDEX_TAG = "index"
 """Keys in a ledger's `extra`: transaction, partition, task attempt, whether batches are packed, and
-what the ledger is if no append wrote it."""
+the purpose of a ledger that no append wrote."""
 
 
 class TransactionBeginBody(Body):
-    """`POST /v1/transactions`: begins a transaction, or returns that of this app and version.
-
-    The caller draws `id`, so that a retry of the request begins no second transaction.
+    """`POST /v1/transactions`: begins a transaction, or returns the one of this app and version.
+    The caller chooses `id` at random, so that a retry begins no second transaction.
     """
 
     id: TransactionId
@@ -115,15 +113,15 @@ class TransactionBeginBody(Body):
     @model_validator(mode="after")
     def _names_both_or_neither(self) -> Self:
         if (self.app is None) != (self.version is None):
-            raise ValueError("app and version go together")
+            raise ValueError("app and version go together: send both or none")
         return self
 
 
 class TransactionCommitBody(Body):
     """`POST /v1/transactions/{id}/commit`: publish these ledgers and no others.
 
-    `row` is the log's metadata after the commit, a compare-and-swap on `row.version`; null if there
-    is nothing to publish. 412, with the current metadata as `current`, if the version differs.
+    `row`: the log's metadata after the commit, for a compare-and-swap on `row.version`; null if
+    there is nothing to publish. 412 with the current metadata as `current` if the version differs.
     """
 
     ledgers: tuple[Sealed, ...] = Field(max_length=LOG_LEDGERS_MAX)

@@ -12,7 +12,7 @@ POSITIONS_LOG: Final = "quorumlog.positions"
 QUEUES_LOG: Final = "quorumlog.queues"
 SUBSCRIPTIONS_LOG: Final = "quorumlog.subscriptions"
 OWN_LOGS: Final = frozenset((POSITIONS_LOG, QUEUES_LOG, SUBSCRIPTIONS_LOG))
-"""Reserved names: no request of a client can name these logs."""
+"""Reserved names of logs, which no client's request may use."""
 
 POSITION_BODIES: Final = RowBodies(POSITIONS_LOG, positions.Position, get_args(positions.Request))
 QUEUE_BODIES: Final = RowBodies(

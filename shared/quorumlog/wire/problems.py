@@ -1,8 +1,8 @@
 """Converts errors to and from `application/problem+json` (RFC 9457).
 
 A server makes the document from the error, and a client makes an error of the same class from the
-document. Parsing needs only the standard library: Spark's executors get this package as a zip,
-without the packages that it requires elsewhere.
+document. Parsing requires only the standard library, because Spark's executors get this package as
+a zip, without other packages.
 """
 
 import json
@@ -21,15 +21,15 @@ STANDARD: Final = frozenset(
 )
 """Members of a document that are fields of an error; all others are the error's `members`."""
 _NOT_PASSED_ON: Final = (429, 502, 503, 504)
-"""Statuses of a load balancer that can't reach a gateway now, or not in time."""
+"""Statuses from a load balancer that can't reach a gateway now or in time."""
 _RETRY_AFTER_S_MAX: Final = 86_400
-"""Longer than any client's deadline (chosen by judgement)."""
+"""Maximum of a parsed `Retry-After`, above any client's deadline (chosen by judgement)."""
 _DETAIL_CHARS_MAX: Final = 2000
-"""Longer details are cut: an error never repeats a client's megabytes (chosen by judgement)."""
+"""Maximum length of a detail, so that no error repeats a client's megabytes (by judgement)."""
 
 
 class Headers(Protocol):
-    """The headers of an answer; names are case-insensitive."""
+    """The headers of an answer, with case-insensitive names."""
 
     def get(self, name: str, default: str, /) -> Any:
         """The value of a header."""
@@ -61,7 +61,7 @@ def to_document(error: errors.QuorumLogError, instance: str | None = None) -> di
 
 
 def to_bytes(error: errors.QuorumLogError, instance: str | None = None) -> bytes:
-    """The problem document as bytes. Members without a JSON form are written as text."""
+    """The problem document as bytes. Members that JSON can't represent are written as text."""
     import orjson  # noqa: PLC0415  (executors lack it)
 
     return orjson.dumps(to_document(error, instance), default=str)
@@ -70,7 +70,7 @@ def to_bytes(error: errors.QuorumLogError, instance: str | None = None) -> bytes
 def from_document(document: Mapping[str, Any]) -> errors.QuorumLogError:
     """The error that a problem document describes.
 
-    For an unknown code (of a newer server) it is the base class, with the document's code.
+    For an unknown code, such as a newer server's, it is of the base class with that code.
     """
     code = str(document.get("code", errors.QuorumLogError.code))
     cls = errors.by_code(code)
@@ -100,10 +100,10 @@ def from_answer(
 ) -> errors.QuorumLogError:
     """The error for an answer of status 300 or higher from the server at `url`. Never raises.
 
-    The outcome is unknown for a redirect, or for a body that is not a problem document (a proxy's,
-    say): a bare status from anything between client and server proves nothing (rule 4). With a
+    The outcome is unknown for a redirect, or for a body that is not a problem document, such as a
+    proxy's, because a status from a program between client and server is no proof (rule 4). With a
     `url`, such an error is ConnectionLost if a load balancer reaches no gateway, otherwise
-    NotAGateway; without a `url`, it has the base class.
+    NotAGateway. Without a `url`, it is of the base class.
     """
     try:
         document = json.loads(body)
@@ -120,22 +120,22 @@ def from_answer(
 
 
 def _undocumented(status: int, url: str, location: str) -> errors.QuorumLogError:
-    """The error of a redirect, or of an answer without a problem document."""
+    """The error for a redirect, or for an answer without a problem document."""
     detail = f"status {status} without a problem document"
     if status < 400:
-        detail = f"status {status} redirects to {location!r}, and clients follow no redirect"
+        detail = f"status {status} redirects to {location!r}, but clients follow no redirects"
     if not url:
         return errors.QuorumLogError(detail)
     if status in _NOT_PASSED_ON:
-        return errors.ConnectionLost(f"{url}: {detail}: a load balancer answers, and no gateway")
+        return errors.ConnectionLost(f"{url}: {detail}: the load balancer reaches no gateway")
     return errors.NotAGateway(
-        f"{url}: {detail}. Is this the URL of a gateway, as http://host:port?"
+        f"{url}: {detail}: use the URL of a gateway, such as http://host:port"
     )
 
 
 def _seconds(retry_after: str, date: str) -> int | None:
     """The seconds of a `Retry-After`, which is a number or a date (RFC 9110, 10.2.3); None for
-    other text. `date` is the time of the answer by the server's clock.
+    other text. `date`: the time of the answer by the server's clock.
     """
     try:
         if retry_after.isascii() and retry_after.isdecimal():

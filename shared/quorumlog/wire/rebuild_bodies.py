@@ -2,7 +2,7 @@
 rebuilding a lost database (rule 18d), and a rebuild's reports.
 
 `GET /v1/rows` of a bookie returns copies of metadata, ledger keys and deleted ids. Only the
-metadata service gets ledger keys; it stores them anyway.
+metadata service gets ledger keys, which it stores in any case.
 """
 
 from typing import Annotated, Final, Literal
@@ -32,7 +32,7 @@ NOT_REBUILT: Final = (
     "the audit log",
     "tokens of other changes",
 )
-"""Data that no bookie holds and no rebuild restores (the consequences: docs/guides/rebuild.md)."""
+"""Data that no bookie stores and no rebuild restores; consequences: docs/guides/rebuild.md."""
 
 
 class HeldRows(Body):
@@ -44,7 +44,7 @@ class HeldRows(Body):
     ledger_key: Key = b""
     highest_entry: IdOrNone = -1
     limbo: bool = False
-    """Whether an older incarnation was a member, so that entries may be lost here (rule 15)."""
+    """Whether an older incarnation was a member, so that entries may be missing (rule 15)."""
     copies: tuple[str, ...] = ()
     """The encoded copies of the metadata (`wire/row_copies.py`)."""
 
@@ -58,10 +58,10 @@ class RowsPage(Body):
     """The cookie of the directory; null if the directory was never registered."""
     log_end: int = 0
     may_lack: bool = False
-    """Whether acknowledged entries may be missing: the bookie deferred syncs and was not stopped
-    cleanly, or its log was salvaged."""
+    """Whether acknowledged entries may be missing, because the bookie deferred syncs and was not
+    stopped cleanly, or because its log was salvaged."""
     witnesses: tuple[Text, ...] = ()
-    """On the first page: the bookie's witnesses of the lost database (rule 18a)."""
+    """The bookie's witnesses of the lost database (rule 18a), on the first page only."""
     ledgers: tuple[HeldRows, ...] = ()
     next: LedgerId | None = None
 
@@ -75,19 +75,19 @@ class RebuildState(Body):
 
 
 class RebuildAsk(Body):
-    """`POST /v1/rebuild`: write the metadata that bookies' copies prove."""
+    """`POST /v1/rebuild`: write the metadata that is proven by bookies' copies."""
 
     dry_run: bool = False
-    """Only report what would be written."""
+    """Whether only to report the metadata that would be written."""
     take_over: bool = False
-    """The lost database is gone for ever: the witnesses that bookies keep of it are accepted as
-    lost, and an empty database becomes that of the bookies' cluster."""
+    """Whether the lost database is gone for ever. Its changes that bookies have witnesses of are
+    then accepted as lost, and an empty database becomes the bookies' cluster's."""
     bookies: tuple[Text, ...] = Field(default=(), max_length=10_000)
-    """URLs of further bookies, which are neither registered nor waiting to be."""
+    """URLs of further bookies, which are neither registered nor waiting for it."""
     without: tuple[BookieName, ...] = Field(default=(), max_length=10_000)
-    """Bookies that an operator declares gone for ever: the rebuild does not wait for their data."""
+    """Bookies that an operator declares gone for ever, for which the rebuild does not wait."""
     after: LedgerId | None = None
-    """Continue: write only ledgers with ids above this one."""
+    """Where to continue: only ledgers with ids above this one are written."""
 
 
 class AskedBookie(Body):
@@ -99,7 +99,7 @@ class AskedBookie(Body):
 
 
 class RebuildFinding(Body):
-    """A ledger or a log that an operator should check, and why."""
+    """A ledger or a log that an operator should check, with the reason."""
 
     ledger_id: LedgerId | None = None
     log: Text | None = None
@@ -114,41 +114,41 @@ class RebuildReport(Body):
     dry_run: bool
     bookies: tuple[AskedBookie, ...]
     silent: tuple[Text, ...]
-    """Bookies that metadata or cookies name, but that did not answer."""
+    """Bookies that are in metadata or cookies, but did not answer."""
     ledgers: dict[Action, int]
-    """How many ledgers were found, by what the rebuild does with their metadata."""
+    """Numbers of found ledgers, by the action of the rebuild on their metadata."""
     logs: dict[Action, int]
     open_ledgers: int
-    """How many written ledgers are not CLOSED: a recovery finds their ends."""
+    """Number of written ledgers that are not CLOSED, so that a recovery must find their ends."""
     may_be_deleted: int = 0
-    """How many written CLOSED ledgers may have been deleted: so many bookies are silent, or lost
-    their data, that only these may know."""
+    """Number of written CLOSED ledgers that may have been deleted, because all bookies with the
+    deletion may be silent or have lost data."""
     sealed_passwords: int
-    """How many written ledgers have a password: only the password restores their keys."""
+    """Number of written ledgers with a password, whose keys only the password restores."""
     holes: int
-    """How many ledgers in the middle or at the end of logs have no metadata: reads there fail."""
+    """Number of ledgers within or at the end of logs without metadata, so that reads there fail."""
     cookies: tuple[Text, ...]
     """Bookies whose cookies were written."""
     next_ledger_id: int
-    """New ledgers get ids from this one on."""
+    """The id of the next new ledger."""
     findings: tuple[RebuildFinding, ...]
     not_rebuilt: tuple[Text, ...]
-    """The parts of the lost metadata that no bookie holds (`NOT_REBUILT`)."""
+    """The parts of the lost metadata that no bookie stores (`NOT_REBUILT`)."""
     findings_left_out: int = 0
 
 
 class RebuildLine(Body):
-    """A line in the answer to a rebuild, or to an acceptance, which judges the same ledgers. Lines
+    """A line in the answer to a rebuild, or to an acceptance, which checks the same ledgers. Lines
     show progress; the last line has a report, a state or an error.
     """
 
     phase: Literal["survey", "ledgers", "logs"] | None = None
     done: int = 0
-    """How many ledgers are done in this phase."""
+    """Number of ledgers done in this phase."""
     of: int | None = None
-    """The number of all ledgers, once it is known."""
+    """Number of all ledgers, once it is known."""
     through: LedgerId | None = None
-    """Ledgers up to this id are written: the `after` with which to continue the rebuild."""
+    """The id up to which ledgers are written: the `after` to continue the rebuild with."""
     report: RebuildReport | None = None
     state: WitnessState | None = None
     """The result of an acceptance."""
@@ -159,7 +159,7 @@ class RebuildLine(Body):
 
 Range = Annotated[
     tuple[EntryId, EntryId],
-    # Equivalent to `prefixItems`, which some OpenAPI readers do not know.
+    # Equivalent to `prefixItems`, which some OpenAPI tools do not support.
     WithJsonSchema(
         {
             "type": "array",
@@ -173,37 +173,37 @@ Range = Annotated[
 
 class DigestsAsked(Body):
     """`POST /v1/ledgers/{id}/digests` of a bookie: ranges to digest, so that replicas are compared
-    without sending entries. Callers are autorecovery's checks, and gateways that accept a loss.
+    without sending entries. The callers are autorecovery and gateways that accept a loss.
     """
 
     ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
     modulus: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 1
     residue: Annotated[int, Field(ge=0, lt=QUORUM_MAX)] = 0
-    """Digest only entries whose id is `residue` modulo `modulus`: one write set of a striped
+    """Digest only entries whose id is `residue` modulo `modulus`, as in one write set of a striped
     ledger."""
     from_disk: bool = False
-    """Wait for pending writes, and read every copy from the disk."""
+    """Whether to wait for pending writes, and read every copy from the disk."""
 
 
 class RangeDigest(Body):
     """SHA-256 over ledger, entry id, length and payload of the stored entries of a range.
 
-    LACs and authentication codes are left out: a recovery writes an entry again with its own ones.
+    LACs and authentication codes are left out, because a recovery writes an entry with new ones.
     """
 
     first: int
     last: int
     entries: int
-    """How many entries of the requested residue are stored and readable."""
+    """Number of stored and readable entries of the requested residue."""
     present: tuple[Range, ...]
     """Ranges in the index, of any residue; at most 1,000."""
     digest: str
     damaged: tuple[Range, ...]
-    """Entries of the requested residue that are in the index and unreadable."""
+    """Indexed but unreadable entries of the requested residue."""
 
 
 class DigestsBody(Body):
-    """Digests of ranges. In limbo, an entry that is not present is unknown."""
+    """Digests of ranges. If the ledger is in limbo, an entry that is not present is unknown."""
 
     bookie: str
     ledger_id: int

@@ -13,12 +13,12 @@ from quorumlog.wire.bodies import Body
 LEASE_S_MAX = 3600.0
 
 REPAIR_PLACE = rf"(0|[1-9][0-9]{{0,18}}):{MEMBER}"
-"""A page of the queue begins after the item of this `ledger_id:member`."""
+"""The form of `ledger_id:member`, which names the item after which a page of the queue begins."""
 
 RangeEntry = Annotated[int, Field(ge=0, lt=ID_MAX)]
-"""The database's ranges exclude their upper bound, so the id after a range must be valid too."""
+"""An entry id whose successor is valid, since the database's ranges exclude their upper bound."""
 Range = tuple[RangeEntry, RangeEntry]
-"""The first and the last entry, both inclusive."""
+"""The first and the last entry of a range, both inclusive."""
 Ranges = tuple[Range, ...]
 Seconds = Annotated[float, Field(gt=0, le=LEASE_S_MAX, strict=False)]
 Holder = Annotated[Text, Field(min_length=1, max_length=200)]
@@ -32,18 +32,18 @@ class RangesBody(Body):
     @model_validator(mode="after")
     def _are_ranges(self) -> Self:
         if any(first > last for first, last in self.ranges):
-            raise ValueError("a range's first is above its last")
+            raise ValueError("the first entry of a range must not be above its last")
         return self
 
 
 class RepairItem(RangesBody):
-    """A member's missing entries. `version`: the claim's fencing token, renewed by each change."""
+    """A member's missing entries. `version`: the claim's fencing token, new at each change."""
 
     ledger_id: LedgerId
     member: Member
     version: Version
     survivors: int | None = None
-    """How many copies are left; None if they were not counted."""
+    """Number of copies that are left; None if they were not counted."""
     failures: int = 0
     detail: Text = ""
     worker: Text | None = None
@@ -62,7 +62,7 @@ class RepairAdd(RangesBody):
 
 
 def repairs_of(ledger_id: int, missed: Iterable[tuple[str, int, int]]) -> list[RepairAdd]:
-    """The items for what members of a ledger lack: a member, and its first and last entry each."""
+    """The items for missing entries of a ledger: a member, and a first and last entry each."""
     ranges = defaultdict[str, list[Range]](list)
     for member, first, last in missed:
         ranges[member].append((first, last))
@@ -79,15 +79,15 @@ class RepairsAdd(Body):
 
 
 class RepairList(Body):
-    """`GET /v1/repairs`, and the answer to a claim; `next` is the next `after`, null at the end."""
+    """`GET /v1/repairs`, and the answer to a claim. `next`: the next `after`; null at the end."""
 
     repairs: tuple[RepairItem, ...]
     next: Text | None = None
 
 
 class RepairClaim(Body):
-    """`POST /v1/repairs/claim`: up to `limit` unclaimed items, those with the fewest survivors
-    first. A claim ends after `lease_s` without progress.
+    """`POST /v1/repairs/claim`: up to `limit` unclaimed items, with the fewest survivors first. A
+    claim ends after `lease_s` without progress.
     """
 
     worker: Holder
@@ -98,9 +98,9 @@ class RepairClaim(Body):
 class RepairProgress(RangesBody):
     """`POST /v1/repairs/{ledger_id}/{member}/progress`: the member durably has `ranges` now.
 
-    The answer has the ranges that remain; if there are none, the service deletes the item. 412 if
-    the item changed since it was claimed: new gaps may be among the copied ranges, so a worker that
-    is still `current.worker` starts over.
+    The answer has the remaining ranges; if there are none, the service deletes the item. 412 if the
+    item has changed since the claim. New gaps may then be in copied ranges, so a worker that is
+    still `current.worker` starts over.
     """
 
     worker: Holder
@@ -119,24 +119,24 @@ class RepairFail(Body):
 
 
 class RepairSummary(Body):
-    """`GET /v1/repairs/summary`: the current queue in numbers."""
+    """`GET /v1/repairs/summary`: statistics of the current queue."""
 
     ledgers: int
     items: int
     waiting: int
-    """Items that wait for their next try after a failure."""
+    """Number of items that wait for their next attempt after a failure."""
     oldest_s: float
     """The age of the oldest item; 0 if there is none."""
 
 
 class _Settings(Body):
     paused: bool = False
-    """Whether copying is paused; gaps that are found are queued all the same."""
+    """Whether copying is paused, while gaps are still detected and queued."""
     lost_bookie_delay_s: Annotated[float, Field(ge=0, le=86_400, strict=False)] | None = None
     bytes_per_s: Annotated[int, Field(ge=1)] | None = None
-    """The rate of all processes together."""
+    """The maximum copy rate of all processes together."""
     concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
-    """The number of concurrent repairs in each process."""
+    """The maximum number of concurrent repairs in each process."""
 
 
 class RepairSettings(_Settings):
@@ -145,7 +145,7 @@ class RepairSettings(_Settings):
     """
 
     triggers: Annotated[int, Field(ge=0)] = 0
-    """Grows with each request to check everything now."""
+    """A counter of the requests for a full audit."""
 
 
 class RepairSettingsPut(_Settings):

@@ -1,8 +1,8 @@
-"""Formats of the cluster's own logs of rows, and of gateways' requests about the rows.
+"""Formats of the cluster's internal logs of rows, and of gateways' requests about these rows.
 
 A record of such a log is JSON: `{"v":1,"rows":[[field…]…],"gone":[[log, name]…],
 "decided":[[token, content, answer]…]}`. An answer is the index of a row in `rows`, a whole row if
-`rows` lacks it, or the code of a refusal. A value is the list of its fields in their order.
+`rows` lacks it, or the code of a refusal. A value is encoded as the list of its fields in order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from quorumlog.wire.problems import from_document, to_document
 R = TypeVar("R", bound=Row)
 _VERSION: Final = 1
 _Convert = Callable[[Any], Any] | None
-"""How a value becomes JSON, or JSON a value; None: they are the same."""
+"""A function that converts a value to or from JSON; None if both are the same."""
 
 
 class BadRows(ValueError):
@@ -36,7 +36,7 @@ class RowBodies(Generic[R]):
         requests: Sequence[type[Any]],
         answers: Sequence[type[Any]] = (),
     ) -> None:
-        """`log`: the log's reserved name. `answers`: those besides rows and lists of rows."""
+        """`log`: the log's reserved name. `answers`: types of answers besides rows and their lists."""
         self.log, self._row = log, row
         self._shapes = {kind: _Shape(kind) for kind in (row, *requests, *answers)}
         self._rows = self._shapes[row]
@@ -63,7 +63,7 @@ class RowBodies(Generic[R]):
         try:
             document = orjson.loads(data)
             if document["v"] != _VERSION:
-                raise BadRows(f"has the version {document['v']}")
+                raise BadRows(f"has version {document['v']}, which this release can't read")
             rows = tuple(self._rows.decode(row) for row in document.get("rows", ()))
             gone = tuple((log, name) for log, name in document.get("gone", ()))
             decided = tuple(
@@ -142,7 +142,7 @@ class RowBodies(Generic[R]):
 
 
 class _Shape:
-    """How values of a dataclass become lists of JSON, and back."""
+    """Converts values of a dataclass to lists for JSON, and back."""
 
     def __init__(self, kind: type[Any]) -> None:
         hints = get_type_hints(kind)
@@ -154,7 +154,7 @@ class _Shape:
         self.is_flat = not any(self._packs)
 
     def encode(self, value: Any) -> Sequence[Any]:
-        """The fields. `dataclasses.astuple` copies each and is ten times slower."""
+        """The fields of a value. (`dataclasses.astuple` copies each, and is ten times slower.)"""
         found = [getattr(value, name) for name in self._names]
         if self.is_flat:
             return found
@@ -162,17 +162,17 @@ class _Shape:
         return [each if pack is None else pack(each) for each, pack in packs]
 
     def decode(self, found: Sequence[Any]) -> Any:
-        """The value. Fields that an earlier release did not have get their defaults."""
+        """The value with these fields. Fields that an earlier release lacked get their defaults."""
         if self.is_flat:
             return self._kind(*found)
         if len(found) > len(self._names):
-            raise TypeError(f"{self._kind.__name__} has too many fields")
+            raise TypeError(f"{self._kind.__name__} has too many fields: a later release wrote it")
         unpacks = zip(found, self._unpacks, strict=False)
         return self._kind(*(each if unpack is None else unpack(each) for each, unpack in unpacks))
 
 
 def _converts(hint: Any) -> tuple[_Convert, _Convert]:
-    """How values of a field's type are packed and unpacked."""
+    """The functions that pack and unpack values of a field's type."""
     if hint is Offsets:
         return Offsets.packed, Offsets.unpacked
     if is_dataclass(hint) and isinstance(hint, type):

@@ -1,8 +1,8 @@
-"""The copies of ledger metadata that bookies store (rule 18b), for a rebuild.
+"""The format of the copies of ledger metadata that bookies store for a rebuild (rule 18b).
 
-A copy is the metadata as JSON without its secrets. The MAC key is derived from the password again.
-A copy has the salt and a digest of the access key, which suffice to check a password. Bookies have
-the ledger key anyway.
+A copy is the metadata as JSON, without secrets. The salt and a digest of the access key, which a
+copy has, suffice to check a password, from which the MAC key can be derived again. Bookies have the
+ledger key in any case.
 """
 
 import re
@@ -21,7 +21,7 @@ def encode(row: LedgerMetadata) -> bytes:
 
 
 def decode(copy: bytes | str) -> LedgerMetadata:
-    """The metadata in a copy: without the ledger key, and with only a digest of the access key.
+    """The metadata in a copy, without the ledger key and with only a digest of the access key.
 
     Raises: ValueError.
     """

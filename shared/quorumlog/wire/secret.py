@@ -1,8 +1,8 @@
-"""Credentials, with the standard library alone: the secret of a cluster (in a file and in a
+"""Credentials, using only the standard library: the secret of a cluster (in a file and in a
 header), the certificate that operators' programs present to internal listeners, and access tokens.
 
-Services check the secret in `net/identity.py`, and use TLS by `net/tls.py`. Operators' programs,
-which are not services, present the secret or the certificate, and create tokens, by this module.
+Operators' programs use this module to present the secret or the certificate, and to create tokens.
+Services check the secret in `net/identity.py`, and use TLS through `net/tls.py`.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ LOCAL_CERTIFICATE: Final = Path(".quorumlog/certificates/operator-local.pem")
 in which it runs."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{32,1024}")
-"""The form of a bearer token (RFC 6750): at least 128 bits even if it is hexadecimal."""
+"""The form of a bearer token (RFC 6750), which has at least 128 bits even if hexadecimal."""
 _PREFIX: Final = "qlt_"
 """The prefix by which scanners for secrets recognize a published token."""
 
 
 class SecretUnusable(ValueError):
-    """A secret's file can't be used; the message says why, and contains nothing of the file."""
+    """A secret's file can't be used. The message has the reason, but no content of the file."""
 
 
 def read_secret(file: Path) -> str:
-    """The first secret in a file, which is the one to present. Raises: SecretUnusable."""
+    """The first secret in a file, which a client presents. Raises: SecretUnusable."""
     return read_secrets(file)[0]
 
 
@@ -59,8 +59,8 @@ def checked_secrets(text: str) -> tuple[str, ...]:
     tokens = tuple(line.strip() for line in text.strip().splitlines())
     if not 1 <= len(tokens) <= 2 or not all(map(_TOKEN.fullmatch, tokens)):
         raise SecretUnusable(
-            "a secret is one line of 32 to 1024 letters, digits or ._~+/=-, for example of `openssl rand -hex 32`;"
-            " a second line is another secret that is accepted"
+            "a secret must be one line of 32 to 1024 letters, digits or ._~+/=-, such as from `openssl rand -hex 32`;"
+            " an optional second line is another accepted secret"
         )
     return tokens
 
@@ -83,7 +83,7 @@ def operator_headers(file: Path | None, urls: Iterable[str]) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener at this host."""
+    """Whether a host is loopback, which only this machine can reach."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -91,7 +91,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_on_this_machine(url: str) -> bool:
-    """Whether a URL names this machine's loopback."""
+    """Whether a URL's host is loopback."""
     try:
         return is_loopback(urlsplit(url.strip()).hostname or "")
     except ValueError:
@@ -99,15 +99,15 @@ def is_on_this_machine(url: str) -> bool:
 
 
 class CertificateUnusable(ValueError):
-    """A certificate's files can't be used; the message says why, and contains no key."""
+    """A certificate's files can't be used. The message has the reason, but no part of a key."""
 
 
 def operator_context(
     certificate: Path | None, key: Path | None, authority: Path | None, urls: Iterable[str]
 ) -> ssl.SSLContext | None:
     """A TLS context that presents a certificate, and verifies services by an authority. Without
-    files, it uses those of the cluster that `make run TLS=1` starts here, and only for services on
-    this machine; None if there are none. Raises: CertificateUnusable.
+    files, it uses the files of the cluster that `make run TLS=1` starts here, but only for services
+    on this machine. None if there are no files. Raises: CertificateUnusable.
     """
     if certificate is key is authority is None:
         certificate = LOCAL_CERTIFICATE
@@ -117,7 +117,7 @@ def operator_context(
         authority = certificate.with_name("ca.pem")
     if certificate is None or key is None or authority is None:
         raise CertificateUnusable(
-            "a certificate needs all of --cert-file, --key-file and --ca-file (TLS_CERT_FILE, TLS_KEY_FILE, TLS_CA_FILE)"
+            "--cert-file, --key-file and --ca-file (TLS_CERT_FILE, TLS_KEY_FILE, TLS_CA_FILE) go together: give all or none"
         )
     try:
         return client_context(certificate, key, authority)
@@ -140,8 +140,8 @@ def client_context(
 def load_own(
     context: ssl.SSLContext, certificate: Path, key: Path, password: str | None = None
 ) -> None:
-    """Make a context present a certificate, whose key may have a password. Raises: OSError."""
-    # Without `_no_password`, OpenSSL would ask for the key's password at the terminal.
+    """Make a context present a certificate. `password`: the key's, if any. Raises: OSError."""
+    # Without `_no_password`, OpenSSL would prompt for the key's password at the terminal.
     context.load_cert_chain(certificate, key, password=password or _no_password)
 
 
@@ -153,12 +153,12 @@ def _no_password() -> str:
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """A token whose secret is not stored anywhere yet."""
+    """A new token, with the only copy of its secret."""
 
     secret: str = field(repr=False)
     id: str
     hash: bytes
-    """SHA-256 of the secret, which has 256 random bits: too many to guess."""
+    """SHA-256 of the secret, whose 256 random bits can't be guessed."""
 
 
 def draw_token() -> NewToken:

@@ -1,12 +1,12 @@
-"""Strict JSON: a text has the same meaning for every parser.
+"""A parser of strict JSON, in which a text has the same meaning for every parser.
 
-orjson refuses NaN, broken UTF-8 and lone surrogates, but it keeps the last of two equal keys, and
-it turns an integer beyond 64 bits into a float. Two parsers could then see two different requests,
-so this module refuses both. It finds equal keys by counting quotes: a dropped key is a string that
-the text has and the value lacks.
+orjson rejects NaN, invalid UTF-8 and lone surrogates, but keeps the last of two equal keys, and
+turns an integer beyond 64 bits into a float. Two parsers could then read different requests, so
+this module rejects both. It detects equal keys by counting quotes, because a dropped key is a
+string that the text has and the value lacks.
 
-A float keeps neither all digits of a decimal nor its form: 1.10 would become 1.1. A value with a
-float is therefore parsed again (`exact`) before it is stored, so its decimals keep their text.
+A float preserves neither all digits of a decimal nor its form: 1.10 would become 1.1. Therefore a
+value with a float is parsed again (`exact`) before it is stored, so that decimals keep their text.
 """
 
 import json
@@ -21,19 +21,20 @@ from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 T = TypeVar("T")
 
 DEPTH_MAX: Final = 64
-"""The deepest nesting of a request's JSON (chosen by judgement; orjson itself stops at 1024)."""
+"""Maximum nesting of a request's JSON (chosen by judgement; orjson's own limit is 1024)."""
 
 MARKS_MAX: Final = 1 << 19
-"""The most commas, colons and opening brackets in a JSON text. Each value has at least one of them,
-and takes at most 80 bytes of memory for each; parsing this many takes 50 ms (measured)."""
+"""Maximum number of commas, colons and opening brackets in a JSON text. Each value has at least one
+such mark, and takes at most 80 bytes of memory for each. Parsing them takes 50 ms (measured).
+"""
 _MARKS: Final = b",:[{"
 _BYTES_A_MARK: Final = 256
-"""A text with at least this many bytes for each mark is searched for its marks."""
+"""Number of bytes per mark from which marks are searched for instead of counted."""
 _SAMPLE_BYTES: Final = 4096
-"""How much of a text shows whether it has so few marks."""
+"""Size of the sample that shows whether a text has so few marks."""
 _TOKENS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([,:\[{])', re.DOTALL)
 _INTEGER_CHARS: Final = 40
-"""Enough digits of an integer to see that it is beyond 64 bits."""
+"""Number of digits that suffice to detect an integer beyond 64 bits."""
 
 
 class HasDecimals(Exception):
@@ -41,8 +42,8 @@ class HasDecimals(Exception):
 
 
 def loads(data: bytes | bytearray, marks_max: int = MARKS_MAX, *, count: int | None = None) -> Any:
-    """Parse a JSON text. `count`: its `marks`, if they are known, because counting them takes as
-    long as parsing a text of few values. Raises: BadRequest if it is broken or ambiguous, TooLarge.
+    """Parse a JSON text. `count`: the number of `marks`, if known, since counting takes as long as
+    parsing few values. Raises: BadRequest if the text is broken or ambiguous, TooLarge.
     """
     value = parse(data, marks_max, count=count)
     check(data, value)
@@ -51,7 +52,7 @@ def loads(data: bytes | bytearray, marks_max: int = MARKS_MAX, *, count: int | N
 
 def marks(data: bytes | bytearray) -> int:
     """The number of commas, colons and opening brackets in a text, including those in strings."""
-    # Texts of long strings have few marks, and a search for these takes half the time of a count.
+    # Texts of long strings have few marks, and searching takes half the time of counting.
     if _counted(data[:_SAMPLE_BYTES]) * _BYTES_A_MARK > _SAMPLE_BYTES:
         return _counted(data)
     count, most = 0, len(data) // _BYTES_A_MARK
@@ -75,7 +76,7 @@ def check_marks(
     """Raise TooLarge if a text has too many values, before it is parsed. `count`: as in `loads`."""
     if len(data) <= marks_max or (marks(data) if count is None else count) <= marks_max:
         return
-    # Marks inside strings stand for no values. Nearly every string is followed by a mark.
+    # Marks inside strings do not belong to values. Nearly every string is followed by a mark.
     outside = 0
     for number, found in enumerate(_TOKENS.finditer(data)):
         outside += found.lastindex is not None
@@ -91,12 +92,12 @@ def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX, *, count: int | N
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise BadRequest(f"the body must be JSON: {error}") from error
 
 
 def kept(data: bytes | bytearray, use: Callable[[Any], T], *, count: int | None = None) -> T:
-    """Return what `use` makes of a text's value, for storing. `use` checks the count of strings. If
-    it raises HasDecimals, it is called with the `exact` value. `count`: as in `loads`.
+    """Return the result of `use` for a text's value, for storing. `use` checks the count of
+    strings. If it raises HasDecimals, it is called with the `exact` value. `count`: as in `loads`.
 
     Raises: BadRequest, InvalidRequest.
     """
@@ -108,7 +109,7 @@ def kept(data: bytes | bytearray, use: Callable[[Any], T], *, count: int | None 
             value = exact(data)
             return use(value)
     except InvalidRequest:
-        # An ambiguous body has no meaning that could be wrong: the ambiguity is reported first.
+        # Report an ambiguity first, because an ambiguous body has no meaning that could be invalid.
         check(data, value)
         raise
 
@@ -122,7 +123,7 @@ def exact(data: bytes | bytearray) -> Any:
 
 
 def check(data: bytes | bytearray, value: Any) -> None:
-    """Raise BadRequest if `value` lacks anything of `data` except the form of decimals."""
+    """Raise BadRequest if `value` lacks a part of `data`, other than the form of decimals."""
     try:
         count = count_strings(value)
     except HasDecimals:
@@ -131,15 +132,15 @@ def check(data: bytes | bytearray, value: Any) -> None:
 
 
 def check_strings(data: bytes | bytearray, count: int) -> None:
-    """Raise BadRequest unless the text has exactly as many strings as its value: `count`."""
+    """Raise BadRequest unless the text has exactly `count` strings, as its value has."""
     if b"\\" in data:
-        # Backslashes occur in strings only, and pair up from the left.
+        # Backslashes occur only in strings, and pair up from the left.
         data = data.replace(b"\\\\", b"")
         quotes = data.count(b'"') - data.count(b'\\"')
     else:
         quotes = data.count(b'"')
     if quotes != 2 * count:
-        raise BadRequest("the body is not strict JSON: an object has two equal keys")
+        raise BadRequest("the body is not strict JSON: an object has a key twice")
 
 
 def count_strings(value: Any) -> int:
@@ -150,7 +151,7 @@ def count_strings(value: Any) -> int:
     while level:
         depth += 1
         if depth > DEPTH_MAX:
-            raise BadRequest(f"the body's JSON is nested deeper than {DEPTH_MAX}")
+            raise BadRequest(f"the body's JSON must not be nested deeper than {DEPTH_MAX}")
         below: list[Any] = []
         for item in level:
             kind = type(item)
@@ -172,5 +173,5 @@ def count_strings(value: Any) -> int:
 def _integer(text: str) -> int:
     value = int(text[:_INTEGER_CHARS])
     if not -(2**63) <= value < 2**64:
-        raise BadRequest("the body has an integer beyond 64 bits, which would lose digits")
+        raise BadRequest("the body has an integer beyond 64 bits: send it as a string")
     return value

@@ -1,8 +1,8 @@
 """Bodies of the metadata service's API for access tokens (docs/adr/0021-access-tokens.md), and for
-the audit log, which records who requested what (docs/adr/0022-audit-log.md).
+the audit log, which records requests and their callers (docs/adr/0022-audit-log.md).
 
-The program that creates a token draws its secret, and sends SHA-256 of it. No service stores the
-secret, and only the gateways see it in use.
+The program that creates a token chooses the secret at random, and sends only its SHA-256. No
+service stores the secret, and only gateways receive it, in requests.
 """
 
 import json
@@ -14,17 +14,17 @@ from quorumlog.protocol.values import ATTEMPT, Attempt, Key
 from quorumlog.wire.bodies import Body, received
 
 GRANTS_MAX: Final = 32
-"""The most grants of a token; a request may be compared with all (chosen by judgement)."""
+"""Maximum number of grants of a token, since a request may be compared with all (by judgement)."""
 EXPIRES_IN_S_MAX: Final = 10 * 365 * 24 * 3600
 
 TOKEN_ID: Final = "[0-9a-f]{16}"  # noqa: S105
 _NAME: Final = "[A-Za-z0-9._-]{1,200}"
 GRANT: Final = rf"(read|append|work|manage|admin):(\*|cluster|(logs|ledgers)/(\*|{_NAME}\*?))"
-"""A scope, and what it applies to: logs by name, ledgers by namespace, the cluster as a whole, or
-everything. A `*` at the end stands for any rest."""
+"""A scope and its target: logs by name, ledgers by namespace, the whole cluster, or everything. A
+`*` at the end stands for any further characters."""
 
 NAMESPACE: Final = "namespace"
-"""The key in a ledger's custom metadata that grants on ledgers refer to."""
+"""The key in a ledger's custom metadata by which grants select ledgers."""
 
 Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
@@ -35,13 +35,13 @@ _Quota = Annotated[int | None, Field(default=None, ge=1, le=1 << 53)]
 
 
 class TokenQuotas(Body):
-    """A token's limits at each gateway; None means no limit of its own."""
+    """A token's limits at each gateway; None means no limit for this token."""
 
     requests_per_s: _Quota = None
     bytes_per_s: _Quota = None
-    """The bytes of bodies and answers."""
+    """Bytes of request bodies and responses."""
     connections: _Quota = None
-    """Connections that have requests in flight."""
+    """Number of connections with requests in flight."""
     open_ledgers: _Quota = None
 
 
@@ -63,7 +63,7 @@ class TokenRow(TokenFields):
 
 
 class TokenCreate(Body):
-    """A token to store. Without `expires_in_s` it is valid until it is revoked."""
+    """A token to store. Without `expires_in_s`, the token is valid until it is revoked."""
 
     token: TokenFields
     expires_in_s: int | None = Field(default=None, ge=1, le=EXPIRES_IN_S_MAX)
@@ -91,19 +91,19 @@ class IssuedToken(Body):
     grants: tuple[Grant, ...] = Field(max_length=GRANTS_MAX)
     quotas: TokenQuotas = TokenQuotas()
     ends_at: int
-    """When the JWT expires, in seconds since 1970."""
+    """The expiry of the JWT, in seconds since 1970."""
     key: str
     """The thumbprint of the issuer's key that signed the JWT (RFC 7638)."""
 
 
 TARGET_CHARS_MAX: Final = 300
-"""A longer target is cut: nothing that exists has such a long name."""
+"""Maximum length of a target, above that of any existing name; a longer one is cut."""
 
 _Text = Annotated[str, StringConstraints(max_length=TARGET_CHARS_MAX)]
 
 
 class AuditedRequest(Body):
-    """An audited request, as services describe it to each other."""
+    """An audited request, in the form that services send to each other."""
 
     id: Attempt
     who: _Text
@@ -117,7 +117,7 @@ class AuditedRequest(Body):
 
     @classmethod
     def from_header(cls, text: str) -> "AuditedRequest | None":
-        """Parse a header, which may be a later release's; None if it can't be parsed."""
+        """Parse a header, which may be from a later release; None if it can't be parsed."""
         try:
             return received(cls, text)
         except ValidationError:
@@ -125,7 +125,7 @@ class AuditedRequest(Body):
 
 
 class AuditRow(AuditedRequest):
-    """A record of a change, stored in the same transaction as the change."""
+    """A record of an audited change, stored in the same transaction as the change."""
 
     number: int
     at: str

@@ -1,8 +1,8 @@
-"""The versions of the channel protocol that this release speaks.
+"""The versions of the channel protocol that this release supports.
 
-docs/guides/upgrades.md says how versions change between releases. The channel's handshake, with
-HTTP's `Upgrade`, determines the version: the caller offers all its versions, and the bookie chooses
-the highest one that it speaks too.
+docs/guides/upgrades.md describes how versions change between releases. The channel's handshake
+(HTTP's `Upgrade`) determines the version: the caller offers all its versions, and the bookie
+chooses the highest one that it supports.
 """
 
 import re
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from typing import Final
 
 CHANNEL: Final = range(1, 2)
-"""The versions of the channel's frames (`wire/frames.py`) that this release speaks."""
+"""The versions of the channel's frames (`wire/frames.py`) that this release supports."""
 
 _UPGRADE: Final = "quorumlog-channel/"
 _NAME: Final = re.compile(rf"{re.escape(_UPGRADE)}([0-9]{{1,9}})")
 
 
 def upgrades(spoken: range) -> tuple[str, ...]:
-    """The names of versions in a handshake, the highest (preferred) one first."""
+    """The names of versions in a handshake, with the highest (preferred) version first."""
     return tuple(f"{_UPGRADE}{version}" for version in reversed(spoken))
 
 

@@ -131,12 +131,15 @@ async def test_a_repeat_of_a_command_does_no_harm(
     for box in (one, other):
         assert (await box.ask("PUT", "", "3"))[0] == 200
         assert (await box.ask("PUT", "/seats/1", "ann"))[0] == 200
-    assert (await other.ask("PUT", "/seats/1", "bob")) == (409, "seat 1 is taken")
+    assert (await other.ask("PUT", "/seats/1", "bob")) == (409, "seat 1 is taken by another guest")
     assert (await other.ask("DELETE", "/seats/1", "bob"))[0] == 409
     for box in (one, other):
         assert (await box.ask("DELETE", "/seats/1", "ann"))[0] == 200
     assert (await one.ask("PUT", "/seats/1", "bob"))[0] == 200
-    assert (await one.ask("PUT", "/seats/4", "bob")) == (409, "the show has no seat 4")
+    assert (await one.ask("PUT", "/seats/4", "bob")) == (
+        409,
+        "the show has no seat 4: its seats are 1 to 3",
+    )
     assert (await one.ask("PUT", "", "4"))[0] == 409
 
     kinds = [event["kind"] for event in await events_of(cluster, show)]
@@ -192,7 +195,7 @@ async def test_the_state_is_what_the_events_say_after_kill_9_from_snapshots_and_
 
 async def test_bad_input_is_refused(boxes: tuple[list[Box], str]) -> None:
     (one, _), _ = boxes
-    assert await one.ask("GET") == (404, "no such show")
+    assert await one.ask("GET") == (404, "no such show: create it with PUT /shows/NAME")
     assert (await one.ask("PUT", "/seats/1", "ann"))[0] == 404
     for body in ("0", "-1", "ten", "", "1000000", "٣"):
         assert (await one.ask("PUT", "", body))[0] == 400

@@ -6,7 +6,7 @@ flight.
 """
 
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
@@ -80,6 +80,8 @@ class World(NamedTuple):
     """How many more entries ledgers take before they refuse one; None: any number."""
     since: tuple[tuple[str, int], ...] = ()
     """By producer: the log's end before its first request (rule 26a)."""
+    more: Any = None
+    """What a world of rewrites has beside that."""
 
     def count(self, name: str) -> int:
         """How often a request was sent, or an event happened."""

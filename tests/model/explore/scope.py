@@ -1,6 +1,7 @@
 """What may happen in a search, and how often."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from quorumlog.protocol.log import PRODUCERS_MAX
 
@@ -67,6 +68,40 @@ class LogScope:
     refusals: int = 0
     """How often a gateway may have too little room for what its owner submits."""
     states_max: int = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteScope(LogScope):
+    """A small world of a log whose sealed ledgers are rewritten (rules 27c to 27f)."""
+
+    requests: tuple[str, ...] = ()
+    forces: int = 0
+    ledgers: int = 9
+    sealed: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    """The sealed ledgers at the beginning: the names of the records (`record_of`) of their batches."""
+    appended: tuple[str, ...] = ()
+    """Records in the open ledger at the beginning."""
+    published: int = 0
+    """The sealed ledger that a transaction published, by its id, from 2 on; 0: none."""
+    work: tuple[tuple[Any, ...], ...] = (("merge", 9),)
+    """What rewriters do, once each, from any moment on: ("merge", how many ledgers), ("pass",) or ("index",). The first
+    one runs at the owner's gateway, which hears of its changes."""
+    sweeps: int = 0
+    """How often the sweep takes a ledger while others are at work."""
+    fork_at: int = 0
+    """Where a fork may begin; 0: there is none."""
+    compacts: bool = False
+    clean: int = 0
+    """How many of the sealed ledgers, the first ones, a pass has covered before."""
+    ages: bool = False
+    """Whether time may pass, so that records expire, and tombstones may go."""
+    keys_max: int = 9
+    """How many keys a pass remembers."""
+    group_bytes: int = 1 << 20
+    """How much a pass rewrites to one ledger: a sealed ledger has 10 bytes."""
+    lost: int = 0
+    """How many requests of rewriters may fail, or be answered by nobody and be done nevertheless."""
+    deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)

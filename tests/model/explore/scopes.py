@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.model.explore.scope import EndScope, LogScope, Scope
+from tests.model.explore.scope import EndScope, LogScope, RewriteScope, Scope
 
 QUICK: Final = (
     Scope("one entry, one recoverer"),
@@ -148,6 +148,172 @@ ENDS: Final = (
 )
 """What others than the writer may say of a ledger: seconds each."""
 
-DEFAULT: Final = (*QUICK, *ENDS, *LOGS_QUICK, *MINUTES, *LOGS_MINUTES)
+_SEALED: Final = ((("a1",), ("b1~",)), (("a2",),), ((".c",),))
+_KEYED: Final = ((("a1",), ("b1", "f1", "c-")), (("a-",), ("b2", "d1~")), (("e1",),))
+_MERGE: Final = ("merge", 2)
+_ALL: Final = ("merge", 9)
+_PASS: Final = ("pass",)
+
+REWRITE_ROLL: Final = RewriteScope(
+    "rewrite: a merge, a roll",
+    sealed=_SEALED,
+    published=3,
+    work=(_MERGE,),
+    appended=("w1",),
+    rolls=1,
+)
+REWRITE_FORK: Final = RewriteScope(
+    "rewrite: a merge, a fork, a truncation",
+    sealed=_SEALED,
+    work=(_MERGE,),
+    fork_at=2,
+    truncations=1,
+)
+REWRITE_TWO: Final = RewriteScope("rewrite: two merges", sealed=_SEALED, work=(_ALL, _MERGE))
+REWRITE_LOST: Final = RewriteScope(
+    "rewrite: a merge fails and dies",
+    sealed=_SEALED,
+    work=(_MERGE,),
+    lost=1,
+    deaths=1,
+    truncations=1,
+)
+REWRITE_INDEX: Final = RewriteScope(
+    "rewrite: a merge, an index", sealed=_SEALED, work=(_MERGE, ("index",)), truncations=1
+)
+REWRITE_DELETION: Final = RewriteScope(
+    "rewrite: a merge, deleted and created again", sealed=_SEALED, work=(_MERGE,), deletions=1
+)
+REWRITE_EXPIRY: Final = RewriteScope(
+    "rewrite: a merge, records expire",
+    sealed=((("a1", "b1~", ".d~"),), ((".c",),)),
+    work=(_MERGE,),
+    ages=True,
+)
+REWRITE_PASS: Final = RewriteScope(
+    "rewrite: a pass, ledger by ledger, a truncation",
+    sealed=_KEYED,
+    work=(_PASS,),
+    compacts=True,
+    group_bytes=1,
+    truncations=1,
+)
+REWRITE_FAILED_PASS: Final = RewriteScope(
+    "rewrite: a pass, ledger by ledger, fails",
+    sealed=_KEYED,
+    work=(_PASS,),
+    compacts=True,
+    group_bytes=1,
+    lost=1,
+)
+REWRITE_PARTS: Final = RewriteScope(
+    "rewrite: a pass with too many keys", sealed=_KEYED, work=(_PASS,), compacts=True, keys_max=2
+)
+REWRITE_TOMBSTONE: Final = RewriteScope(
+    "rewrite: a pass, a clean ledger, time passes",
+    sealed=_KEYED,
+    work=(_PASS,),
+    compacts=True,
+    clean=1,
+    ages=True,
+)
+
+REWRITES_QUICK: Final = (
+    RewriteScope(
+        "rewrite: a merge, taken over", sealed=_SEALED, work=(_ALL,), appended=("w1",), forces=1
+    ),
+    RewriteScope(
+        "rewrite: two passes, one dies",
+        sealed=_KEYED,
+        work=(_PASS, _PASS),
+        compacts=True,
+        deaths=1,
+    ),
+    REWRITE_ROLL,
+    REWRITE_FORK,
+    REWRITE_TWO,
+    REWRITE_LOST,
+    REWRITE_INDEX,
+    REWRITE_DELETION,
+    REWRITE_EXPIRY,
+    REWRITE_PASS,
+    REWRITE_FAILED_PASS,
+    REWRITE_PARTS,
+    REWRITE_TOMBSTONE,
+)
+"""Worlds of a log whose sealed ledgers are rewritten, a second or two each."""
+
+REWRITES_MINUTES: Final = (
+    RewriteScope(
+        "rewrite: a merge, a fork, a sweep, deleted",
+        sealed=_SEALED,
+        work=(_MERGE,),
+        fork_at=2,
+        deletions=1,
+        sweeps=1,
+    ),
+    RewriteScope(
+        "rewrite: a merge, a fork, a sweep, a truncation",
+        sealed=_SEALED,
+        work=(_MERGE,),
+        fork_at=2,
+        truncations=1,
+        sweeps=1,
+    ),
+    RewriteScope(
+        "rewrite: a merge fails and dies, a sweep, a truncation",
+        sealed=_SEALED,
+        work=(_MERGE,),
+        lost=1,
+        deaths=1,
+        sweeps=1,
+        truncations=1,
+    ),
+    RewriteScope("rewrite: two merges, one fails", sealed=_SEALED, work=(_ALL, _MERGE), lost=1),
+    RewriteScope(
+        "rewrite: a merge, a roll, a truncation",
+        sealed=_SEALED,
+        work=(_MERGE,),
+        appended=("w1",),
+        rolls=1,
+        truncations=1,
+    ),
+    RewriteScope(
+        "rewrite: a merge, a record, a roll", ("x",), sealed=_SEALED, work=(_ALL,), rolls=1
+    ),
+    RewriteScope(
+        "rewrite: a pass, a roll, time passes",
+        sealed=_KEYED,
+        work=(_PASS,),
+        compacts=True,
+        clean=1,
+        ages=True,
+        appended=("a3",),
+        rolls=1,
+    ),
+    RewriteScope(
+        "rewrite: two passes, one dies, time passes",
+        sealed=_KEYED,
+        work=(_PASS, _PASS),
+        compacts=True,
+        clean=1,
+        ages=True,
+        deaths=1,
+    ),
+    RewriteScope(
+        "rewrite: a pass and a merge, time passes",
+        sealed=_KEYED,
+        work=(_PASS, _MERGE),
+        compacts=True,
+        clean=1,
+        ages=True,
+    ),
+)
+"""About half a minute each, at most."""
+
+DEFAULT: Final = (
+    *(*QUICK, *ENDS, *LOGS_QUICK, *REWRITES_QUICK),
+    *(*MINUTES, *LOGS_MINUTES, *REWRITES_MINUTES),
+)
 
 ALL: Final = (*DEFAULT, *HOURS, *LOGS_HOURS)

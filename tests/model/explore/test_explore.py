@@ -10,8 +10,9 @@ from tests.model.explore.ends import EndExplorer
 from tests.model.explore.explorer import Explorer, World
 from tests.model.explore.logs import LogExplorer
 from tests.model.explore.parts import Broken
-from tests.model.explore.scope import EndScope, LogScope, Scope
-from tests.model.explore.scopes import ENDS, LOGS_QUICK, QUICK
+from tests.model.explore.rewrites import RewriteExplorer
+from tests.model.explore.scope import EndScope, LogScope, RewriteScope, Scope
+from tests.model.explore.scopes import ENDS, LOGS_QUICK, QUICK, REWRITES_QUICK
 
 SMALL = Scope("one entry, one recoverer, Qw = 2", shape=(2, 2, 1))
 
@@ -35,6 +36,16 @@ def test_nothing_is_told_of_a_ledger_that_bookies_do_not_keep(scope: EndScope) -
 @pytest.mark.parametrize("scope", LOGS_QUICK, ids=lambda scope: scope.name)
 def test_nothing_that_can_happen_to_a_log_breaks_a_rule(scope: LogScope) -> None:
     result = LogExplorer(scope).run()
+
+    assert result.violation is None, "\n".join(result.story)
+    assert result.is_complete
+
+
+@pytest.mark.parametrize("scope", REWRITES_QUICK, ids=lambda scope: scope.name)
+def test_nothing_that_happens_beside_a_rewrite_changes_what_readers_find(
+    scope: RewriteScope,
+) -> None:
+    result = RewriteExplorer(scope).run()
 
     assert result.violation is None, "\n".join(result.story)
     assert result.is_complete

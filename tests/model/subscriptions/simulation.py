@@ -265,6 +265,9 @@ class Worker:
         if rows:
             claim = rows[0].id, rows[0].secret, self.name, world.wake_id(), world.ends()
             world.ask(ClaimWake(*claim), self.claimed)
+            if not world.is_calm and world.random.random() < 0.2:  # its gateway sends a copy late
+                late_s = world.random.uniform(0.5, 2.0) * LEASE_S
+                world.after(late_s, lambda: world.ask(ClaimWake(*claim), self.claimed))
 
     def claimed(self, answer: Any) -> None:
         if isinstance(answer, Subscription):

@@ -49,7 +49,7 @@ from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.handle import LogHandle
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.reading import LogReader
-from services.gateway.logs.store import Orphans
+from services.gateway.logs.store import MetadataLogs, Orphans
 from services.gateway.logs.values import LogBatches
 from tests.model.explore.scopes import (
     LOG_DELETION,
@@ -64,6 +64,15 @@ from tests.model.explore.scopes import (
     LOG_ROLL,
     LOG_TWICE,
     LOG_TWO,
+    REWRITE_EXPIRY,
+    REWRITE_FAILED_PASS,
+    REWRITE_FORK,
+    REWRITE_INDEX,
+    REWRITE_LOST,
+    REWRITE_PARTS,
+    REWRITE_PASS,
+    REWRITE_ROLL,
+    REWRITE_TOMBSTONE,
 )
 from tests.model.logs.endings import no_seed_goes_on
 from tests.model.logs.model import Cluster
@@ -168,6 +177,18 @@ def clean_at_once(original: Any, self: PassState, row: LogMetadata) -> Any:
     """Ledgers are clean after the first part of the keys."""
     found = original(self, row)
     return found and (found[0], replace(found[1], makes_clean=True))
+
+
+@stand_in
+def whatever_failed(original: Any, self: PassState, row: LogMetadata | None) -> None:
+    """A group that could not be rewritten is passed over."""
+    original(self, row or self._due.row)
+
+
+@stand_in
+async def all_released(_original: Any, _self: MetadataLogs, let_go: Any) -> Any:
+    """Nobody asks which ledgers forks name."""
+    return let_go
 
 
 @stand_in
@@ -810,43 +831,55 @@ LOG_MUTANTS: Final = (
         "a fork within an open ledger needs no roll", "rule 27a"
     ),
     Patch(Rewrite, "_swapped", over_others).mutant(
-        "a rewrite puts back what others have changed meanwhile", "rule 27c"
+        "a rewrite puts back what others have changed meanwhile", "rule 27c", REWRITE_ROLL
     ),
-    Patch(Rewrite, "_read", one_left_out).mutant("a rewrite forgets a batch", "rule 27c"),
+    Patch(Rewrite, "_read", one_left_out).mutant(
+        "a rewrite forgets a batch", "rule 27c", REWRITE_ROLL
+    ),
     Patch(Rewrite, "_moved", as_they_were_written).mutant(
-        "a rewrite gives published records the times of their writing", "rule 27c"
+        "a rewrite gives published records the times of their writing", "rule 27c", REWRITE_ROLL
     ),
-    Patch(batch, "moved", where_it_was).mutant("a rewrite moves records", "rule 27c"),
+    Patch(batch, "moved", where_it_was).mutant("a rewrite moves records", "rule 27c", REWRITE_ROLL),
     Patch(Indexing, "_swap", index_over_others).mutant(
-        "an index puts back what others have changed meanwhile", "rule 27e"
+        "an index puts back what others have changed meanwhile", "rule 27e", REWRITE_INDEX
     ),
-    Patch(Indexing, "_read", last_batch_unseen).mutant("an index forgets a batch", "rule 27e"),
+    Patch(Indexing, "_read", last_batch_unseen).mutant(
+        "an index forgets a batch", "rule 27e", REWRITE_INDEX
+    ),
     Patch(Compaction, "survivors", one_too_many).mutant(
-        "compaction removes the newest record of a key", "rule 27d"
+        "compaction removes the newest record of a key", "rule 27d", REWRITE_PASS
     ),
     Patch(Columns, "thinned", without_a_gap).mutant(
-        "compaction leaves offsets that no batch covers", "rule 27d"
+        "compaction leaves offsets that no batch covers", "rule 27d", REWRITE_PASS
     ),
     Patch(Compaction, "compacted", lambda _original: lambda *_: 1).mutant(
-        "tombstones go before readers learn of them", "rule 27d"
+        "tombstones go before readers learn of them", "rule 27d", REWRITE_PASS
     ),
     Patch(Compaction, "compacted", clean_as_its_parts).mutant(
-        "a merge makes dirty ledgers clean", "rule 27d"
+        "a merge makes dirty ledgers clean", "rule 27d", REWRITE_ROLL
     ),
     Patch(PassState, "group", clean_at_once).mutant(
-        "ledgers are clean before all keys were compacted", "rule 27d"
+        "ledgers are clean before all keys were compacted", "rule 27d", REWRITE_PARTS
     ),
     Patch(Columns, "lasting", lambda _original: lambda self, *_: range(self.count)).mutant(
-        "a read returns expired records", "rule 27f"
+        "a read returns expired records", "rule 27f", REWRITE_EXPIRY
     ),
     Patch(Columns, "lasting", with_its_neighbour).mutant(
-        "records that last go with expired ones", "rule 27f"
+        "records that last go with expired ones", "rule 27f", REWRITE_EXPIRY
     ),
     Patch(Pass, "expired", all_of_them).mutant(
-        "tombstones go before older records of their keys", "rule 27d"
+        "tombstones go before older records of their keys", "rule 27d", REWRITE_TOMBSTONE
     ),
     Patch(Orphans, "_keep_place", lambda _original: _nothing).mutant(
-        "replaced ledgers are deleted before bookies know what has replaced them", "rule 27c"
+        "replaced ledgers are deleted before bookies know what has replaced them",
+        "rule 27c",
+        REWRITE_LOST,
+    ),
+    Patch(MetadataLogs, "unshared", all_released).mutant(
+        "replaced ledgers are deleted whatever forks name", "rules 27a and 27c", REWRITE_FORK
+    ),
+    Patch(PassState, "rewritten", whatever_failed).mutant(
+        "a pass goes on behind ledgers that it could not rewrite", "rule 27d", REWRITE_FAILED_PASS
     ),
     Patch(directory, "_mixed", any_absent).mutant(
         "a degraded ensemble need not reach Qa", "rule 29"

@@ -99,6 +99,11 @@ def _by_its_name(
 
 
 @stand_in
+def _as_before(original: Any, self: SubscriptionDraft, row: Subscription, request: Any) -> Any:
+    return row if row.last == request.wake_id else original(self, row, request)
+
+
+@stand_in
 def _sent_once(original: Any, self: Subscription, wall_ms: int) -> int | None:
     left_ms: int | None = original(self, wall_ms)
     return None if self.phase == Phase.OPEN else left_ms
@@ -119,6 +124,9 @@ SUBSCRIPTION_MUTANTS: Final = (
     ),
     Patch(SubscriptionDraft, "_acknowledged", _of_any_wake).mutant(
         "a stale wake acknowledges offsets", "34"
+    ),
+    Patch(SubscriptionDraft, "_claimed", _as_before).mutant(
+        "a late copy of a claim gets the wake of another worker", "34"
     ),
     Patch(SubscriptionDraft, "_delivered", _of_any_delivery).mutant(
         "the answer to an earlier wake ends the current one", "34"

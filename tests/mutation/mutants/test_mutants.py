@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.model.explore.scope import RewriteScope
 from tests.mutation.mutants.__main__ import HISTORIES
 from tests.mutation.mutants.ends import END_MUTANTS
 from tests.mutation.mutants.hunt import Histories, Mutant, applied, by_search, by_swarm
@@ -118,6 +119,14 @@ def test_a_mutant_fits_the_code_and_is_gone_afterwards(mutant: Mutant) -> None:
     after = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
     assert before == after
     assert all(a is not b for a, b in zip(before, within, strict=True))
+
+
+REWRITES = [mutant for mutant in LOG_MUTANTS if isinstance(mutant.scope, RewriteScope)]
+
+
+@pytest.mark.parametrize("mutant", REWRITES, ids=lambda mutant: mutant.name)
+def test_the_search_of_rewrites_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
+    assert by_search(mutant) is not None
 
 
 @pytest.mark.parametrize("mutant", END_MUTANTS, ids=lambda mutant: mutant.name)

@@ -354,7 +354,7 @@ async def test_a_caller_without_a_common_version_is_told_so_and_counted(served: 
         assert refused.headers["Upgrade"] == "quorumlog-channel/1"
         said = (await refused.json(content_type=None))["detail"]
 
-    assert said.startswith("this bookie speaks version 1 of the channel, and the caller 2, 3")
+    assert said.startswith("this bookie supports channel versions 1, and the caller 2, 3")
     assert served.bookie.channel_refusals == 1
 
 
@@ -363,7 +363,7 @@ async def test_a_request_without_an_upgrade_is_told_which_one_it_takes(served: S
         assert refused.status == 400
         said = (await refused.json(content_type=None))["detail"]
 
-    assert "send a request for an upgrade to quorumlog-channel/1" in said
+    assert "send Upgrade: quorumlog-channel/1" in said
 
 
 async def received(line: Line) -> Message:

@@ -66,7 +66,7 @@ def test_an_incarnation_that_ledgers_name_is_no_new_directorys() -> None:
     cookie, reason = decide(replace(refused, may_fix=True))
 
     assert (cookie.member, cookie.boots) == ("b1@5", 1)
-    assert "was never registered as that" in reason
+    assert "never registered as that incarnation" in reason
 
 
 def test_an_incarnation_that_never_registered_did_not_however_often_it_was_started() -> None:
@@ -264,7 +264,7 @@ def test_a_process_beyond_those_that_a_cookie_remembers_is_told_as_such() -> Non
     decide(replace(FOUND, local=local, remote=LOCAL.cookie.model_copy(update={"process": "p0"})))
 
     local, _ = decide(replace(FOUND, local=local, remote=local.cookie, process="next"))
-    with pytest.raises(CookieRefused, match=f"than the last {PROCESSES_MAX} that"):
+    with pytest.raises(CookieRefused, match=f"is not among the last {PROCESSES_MAX}"):
         decide(
             replace(FOUND, local=local, remote=LOCAL.cookie.model_copy(update={"process": "p0"}))
         )

@@ -243,7 +243,7 @@ async def test_a_salvage_without_room_says_so_and_changes_nothing(disk: Path) ->
         result = CliRunner().invoke(app, ["salvage", str(disk / "d"), "--yes"])
 
     assert result.exit_code == 1
-    assert "a salvage makes a second log" in result.output
+    assert "a salvage writes a second log" in result.output
     cookie = read_cookie(disk / "d")
     assert cookie is not None
     assert not cookie.salvaged

@@ -143,12 +143,12 @@ async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Pat
     data[last.end - 20] ^= 4
     path.write_bytes(data)
 
-    with pytest.raises(LogDamaged, match="does not look like a write that was cut off"):
+    with pytest.raises(LogDamaged, match="does not look like an interrupted write"):
         opened(crashed)
 
 
 @pytest.mark.parametrize(
-    ("has_checkpoint", "batches", "what"), [(False, 4, "bytes long"), (True, 3, "ends before")]
+    ("has_checkpoint", "batches", "what"), [(False, 4, "the file had"), (True, 3, "ends below")]
 )
 async def test_a_log_that_was_cut_is_refused(
     root: Path, has_checkpoint: bool, batches: int, what: str

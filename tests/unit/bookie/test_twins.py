@@ -230,7 +230,7 @@ async def test_a_paused_bookie_that_was_displaced_ends_when_it_resumes(pair: Pai
         pair.holder.process.send_signal(signal.SIGCONT)
 
     assert await pair.holder.ended() == REFUSED
-    assert "b1@2 is registered" in pair.holder.log.read_text()
+    assert "b1@2 is now registered" in pair.holder.log.read_text()
 
     async def is_the_twin() -> bool:
         found = await listed(twin)
@@ -457,7 +457,7 @@ async def test_the_loser_of_a_race_waits(stores: Stores, monkeypatch: pytest.Mon
             return await put(*args, **kwargs)
 
         monkeypatch.setattr(service.client, "put_cookie", put_second)
-        with pytest.raises(CookieRefused, match="another process was registered"):
+        with pytest.raises(CookieRefused, match="the process that is registered"):
             await candidates.agreed(loser, candidates.clone_of(first, "loser"))
 
         assert raced[0].member == "b1@1"
@@ -466,7 +466,7 @@ async def test_the_loser_of_a_race_waits(stores: Stores, monkeypatch: pytest.Mon
         assert written is not None
         assert not written.registered
         assert written.boots == raced[0].boots
-        with pytest.raises(CookieRefused, match="another process was registered"):
+        with pytest.raises(CookieRefused, match="the process that is registered"):
             await candidates.agreed(loser, written)
 
 

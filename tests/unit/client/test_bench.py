@@ -174,7 +174,7 @@ async def test_a_hung_client_is_restarted(tmp_path: Path, monkeypatch: pytest.Mo
         hung.suspend()
         with monkeypatch.context() as patched:
             patched.setattr(bookkeeper, "_ANSWER_S", 1.0)
-            with pytest.raises(Failed, match="had no answer to `bookies`"):
+            with pytest.raises(Failed, match="gave no answer to `bookies`"):
                 await system.read("batched", 1000)
         assert not hung.is_running()
 
@@ -259,7 +259,7 @@ async def test_only_a_peer_may_fail(tmp_path: Path) -> None:
 
 
 def test_a_word_that_names_no_measurement_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no measurement is named by nonsense"):
+    with pytest.raises(SystemExit, match="no measurement matches nonsense"):
         main(["--only", "nonsense"])
 
 

@@ -91,7 +91,7 @@ def test_nothing_is_replaced_but_by_renew(folder: Path, capsys: Captured) -> Non
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("issue", "bookie", "bookie-1"), "name the hosts"),
+        (("issue", "bookie", "bookie-1"), "needs hosts"),
         (("issue", "king", "arthur"), "is not a role"),
         (("issue", "operator", "an/na"), "is not a valid name"),
         (("issue", "bookie", "b", "--host", "http://x"), "is not a host"),
@@ -101,7 +101,7 @@ def test_nothing_is_replaced_but_by_renew(folder: Path, capsys: Captured) -> Non
         (("renew", "certificates/ca.pem"), "has no URI"),
         (("revoke", "bookie", "never-issued"), "has issued no certificate"),
         (("revoke", "bookie", "b", "--folder", "nowhere"), "No such file"),
-        (("show", "certificates/ca-key.pem"), "is not a certificate"),
+        (("show", "certificates/ca-key.pem"), "must be a certificate"),
         (("show", "--folder", "nowhere"), "certificates init"),
     ],
 )
@@ -127,7 +127,10 @@ def test_a_certificate_of_another_cluster_is_not_renewed(folder: Path, capsys: C
     given = ("renew", str(folder / "operator-anna.pem"), "--folder", "other", "--json")
     assert run(*given) == ExitStatus.FAILED
 
-    assert "belongs to cluster one, but other to two" in error_of(capsys.readouterr().err)["detail"]
+    assert (
+        "is of cluster one, but the authority in other is of two"
+        in error_of(capsys.readouterr().err)["detail"]
+    )
 
 
 @needs("openssl")

@@ -218,8 +218,8 @@ async def test_ctrl_c_waits_for_the_answers_of_what_was_sent() -> None:
 @pytest.mark.parametrize(
     ("second", "reported"),
     [
-        (ConnectionLost("gone"), "whether the next ones were appended is unknown"),
-        (ConnectionLost("gone", outcome=NOT_DONE), ", and 1 after those that were refused"),
+        (ConnectionLost("gone"), "the outcome of the next ones is unknown"),
+        (ConnectionLost("gone", outcome=NOT_DONE), ", and 1 after the refused ones"),
     ],
 )
 async def test_what_followed_a_failure_is_shown(second: ConnectionLost, reported: str) -> None:
@@ -306,7 +306,7 @@ async def test_a_tail_prints_what_comes_until_the_log_ends(cluster: Cluster) -> 
                 assert await process.stdout.readline() == b"3\n"
         follow.send_signal(signal.SIGINT)
         assert await ended(follow) == (
-            "3 records read, the last at offset 3; go on with --from 4\ninterrupted\n"
+            "3 records read, the last at offset 3; continue with --from 4\ninterrupted\n"
         )
         await client.log(log).close()
         await ended(tail)

@@ -187,7 +187,7 @@ def test_a_retry_is_told_at_once_with_its_end_and_once_only(
 
     first, last = capsys.readouterr().err.splitlines()
     assert nobody in first
-    assert "tried again for 1 s (--timeout)" in first
+    assert "retrying for 1 s (--timeout)" in first
     assert last.startswith("connection-lost: ")
 
 
@@ -215,7 +215,7 @@ async def test_a_gateway_that_takes_connections_and_never_answers_is_named(
     server.close()
     await server.wait_closed()
 
-    assert f"http://127.0.0.1:{port} has not answered" in capsys.readouterr().err
+    assert f"http://127.0.0.1:{port} has not responded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

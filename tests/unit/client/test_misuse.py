@@ -150,7 +150,7 @@ async def test_the_deadline_holds_for_all_that_waits_behind_a_gateway_that_is_si
 )
 def test_what_is_no_gateway_s_url_is_refused_at_once_in_a_sentence(wrong: str) -> None:
     for face in (Client, sync.Client):
-        with pytest.raises(ValueError, match="is not a URL of a gateway: write http://host:port"):
+        with pytest.raises(ValueError, match="is not a gateway URL: use http://host:port"):
             face(URL, wrong)
 
 

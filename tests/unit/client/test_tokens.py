@@ -98,7 +98,7 @@ async def test_clients_send_the_token_and_tell_what_it_lacks(cluster: Cluster, a
         with pytest.raises(Forbidden):
             await client.tokens()
     async with Client(*cluster.gateways) as client:
-        with pytest.raises(Unauthenticated, match="needs a token"):
+        with pytest.raises(Unauthenticated, match="an access token is required"):
             await client.log("clients").append(b"another")
     with Gateways(cluster.gateways[1], token=reader) as gateways:
         shown = await asyncio.to_thread(gateways.pages, "/v1/logs", "logs")

@@ -235,7 +235,7 @@ async def test_a_function_gives_each_request_and_each_repeat_the_present_token()
     async with serving(gateway) as url, Client(url, token=lambda: next(tokens)) as client:
         for _ in range(2):
             await client.ledger(7).info()
-        with pytest.raises(ValueError, match="token must be ASCII") as refused:
+        with pytest.raises(ValueError, match="token must be non-empty ASCII") as refused:
             await client.ledger(7).info()
 
     assert gateway.authorizations == ["Bearer one", "Bearer two", "Bearer three"]
@@ -354,4 +354,4 @@ async def test_the_first_failed_try_is_a_warning(caplog: pytest.LogCaptureFixtur
 
     reported = [record for record in caplog.records if record.name == "quorumlog.client.transport"]
     assert [record.levelname for record in reported] == ["WARNING", "INFO"]
-    assert reported[0].getMessage().startswith("metadata-unavailable: away; tried again for ")
+    assert reported[0].getMessage().startswith("metadata-unavailable: away; retrying for ")

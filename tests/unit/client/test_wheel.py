@@ -261,7 +261,7 @@ def test_the_command_without_its_extra_says_so(environments: dict[str, Environme
     done = base.run(base.folder / "bin" / "quorumlog", "--help", status=1)
 
     assert done.stderr == (
-        "quorumlog: the command line needs its extra: pip install 'quorumlog[cli]'\n"
+        "quorumlog: the command line needs the extra cli: pip install 'quorumlog[cli]'\n"
     )
     assert not done.stdout
 

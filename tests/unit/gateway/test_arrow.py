@@ -135,8 +135,8 @@ async def test_a_gateway_without_pyarrow_says_what_to_install(
 
     assert (sent.status, sent.code) == (415, "unsupported-media-type")
     assert (read.status, read.code) == (406, "not-acceptable")
-    assert "without numpy: pip install 'quorumlog[arrow]'" in sent.json["detail"]
-    assert "without numpy: pip install 'quorumlog[arrow]'" in read.json["detail"]
+    assert "install numpy (pip install 'quorumlog[arrow]')" in sent.json["detail"]
+    assert "install numpy (pip install 'quorumlog[arrow]')" in read.json["detail"]
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "numpy"])

@@ -410,7 +410,9 @@ async def test_a_status_that_is_no_object_is_that_processs_error(odd: Odd, text:
     status, found = await odd.listed(answer)
 
     assert status == 200
-    assert {one["id"]: one["error"] for one in found}["b"].startswith("it does not answer with")
+    assert {one["id"]: one["error"] for one in found}["b"].startswith(
+        "the process did not respond with"
+    )
 
 
 async def test_the_check_of_a_ledger_ends_when_its_client_leaves(odd: Odd) -> None:

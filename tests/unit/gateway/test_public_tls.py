@@ -89,7 +89,7 @@ def test_a_listener_that_other_machines_reach_may_have_a_certificate(authority: 
     [
         ({"TLS_CA_FILE": ""}, "TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE go together"),
         ({"TLS_KEY_FILE": "/none"}, "No such file"),
-        ({"ADVERTISED_URL": "http://store.example"}, "the listener speaks https"),
+        ({"ADVERTISED_URL": "http://store.example"}, "must begin with https"),
     ],
 )
 def test_a_certificate_that_does_not_fit_ends_the_start_with_a_sentence(
@@ -104,9 +104,13 @@ def test_what_needs_a_certificate_is_not_promised_without_one(authority: Path) -
 
     with pytest.raises(SystemExit, match="HSTS_S needs PUBLIC_TLS_CERT_FILE"):
         GatewaySettings.read(plain | {"HSTS_S": "60"})
-    with pytest.raises(SystemExit, match="PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE go"):
+    with pytest.raises(
+        SystemExit, match="PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE must be set together"
+    ):
         GatewaySettings.read(plain | public(authority) | {"PUBLIC_TLS_KEY_FILE": ""})
-    with pytest.raises(SystemExit, match=r"ADVERTISED_URL=https.* speaks http, without"):
+    with pytest.raises(
+        SystemExit, match=r"ADVERTISED_URL=https.* must begin with http://, because"
+    ):
         ServiceSettings.read({"PORT": "80", "ADVERTISED_URL": "https://store.example"})
     behind_a_proxy = {"HSTS_S": "60", "ADVERTISED_URL": "https://edge.example"}
     assert GatewaySettings.read(plain | behind_a_proxy).hsts_s == 60

@@ -79,5 +79,5 @@ def test_postgres_runs_from_a_closed_folder_without_user_namespaces(closed: Path
 def test_a_root_that_may_nothing_is_told_what_would_help(closed: Path) -> None:
     done = set_up(closed, frozenset())
 
-    assert done.stderr.startswith("refused: Postgres can't run here; set POSTGRES_DSN")
+    assert done.stderr.startswith("refused: Postgres can't run here: set POSTGRES_DSN")
     assert "the system does not allow it" in done.stderr

@@ -44,7 +44,7 @@ def test_a_taken_port_is_an_error_that_names_it(tmp_path: Path) -> None:
         done = run(tmp_path, PORT=str(first))
 
     assert done.returncode == 1
-    assert done.stdout.startswith(f"quorumlog can't run: port {second} is taken")
+    assert done.stdout.startswith(f"quorumlog can't run: port {second} is in use")
 
 
 def test_two_clusters_never_share_a_folder(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_two_clusters_never_share_a_folder(tmp_path: Path) -> None:
     os.close(lock)
 
     assert done.returncode == 1
-    assert "another cluster runs in" in done.stdout
+    assert "another cluster uses" in done.stdout
 
 
 def test_a_start_says_what_it_starts_where_and_what_is_wrong(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_start_says_what_it_starts_where_and_what_is_wrong(tmp_path: Path) -> 
     started = ("postgres", "redis", "metadata-1", *bookies, "gateway-1", "autorecovery-1")
     starts = [line for line in lines if line.startswith("starting ")]
     misspelt, room, ready, *_ = (line for line in lines if line not in starts)
-    assert misspelt == "PROT is no setting; PORT is one\n"
+    assert misspelt == "PROT is not a setting: did you mean PORT?\n"
     assert starts == [f"starting {name}\n" for name in started]
-    assert room.startswith(f"3 of 3 bookies take no entries: {tmp_path} has ")
+    assert room.startswith(f"3 of 3 bookies accept no entries: {tmp_path} has ")
     assert f"READ_ONLY_BELOW_BYTES={exabyte}" in room
     assert ready.startswith("quorumlog is ready after ")
     assert f"API reference: http://127.0.0.3:{port}/docs\n" in lines

@@ -56,7 +56,7 @@ async def test_bookies_that_are_silent_at_one_batch_withhold_nothing_before_it(
 
         monkeypatch.setattr(reads, "read", read)
         page = await gateway.logs.reader.read(LOG, 0, max_bytes=1000)
-        with pytest.raises(EntryUnavailable, match="records from the offset 1 on"):
+        with pytest.raises(EntryUnavailable, match="records from offset 1 on"):
             await gateway.logs.reader.read(LOG, page.next)
         await gateway.end()
 

@@ -117,7 +117,7 @@ async def test_a_rebuild_comes_before_the_accepted_loss(stores: Stores, folder: 
 
         status, problem = await accept(service, witnesses)
         assert (status, problem.get("code"), problem.get("ledgers")) == (409, "copy-lost", 1)
-        assert "run `quorumlog metadata rebuild` first" in problem["detail"]
+        assert "first run `quorumlog metadata rebuild`" in problem["detail"]
         await rebuild(service)
         assert (await accept(service, witnesses))[0] == 200
         assert await service.client.get(old.ledger_id) == newest

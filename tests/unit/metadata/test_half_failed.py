@@ -149,7 +149,7 @@ def test_each_outage_is_told_once_with_its_error(caplog: pytest.LogCaptureFixtur
             reach.lost(error)
 
     assert reported(caplog) == [
-        ("toy-away", "no answer within 0.5 s"),
+        ("toy-away", "no response within 0.5 s"),
         ("toy-away", "ConnectionError: Error 111"),
         ("toy-there", None),
     ]

@@ -94,7 +94,7 @@ async def test_only_a_closed_unnamed_ledger_of_the_log_is_an_index(service: Serv
         with pytest.raises(InvalidRequest):
             await index(service, row, 1, number=wrong)
     for named in (taken.ledger_id, log.rows[2].ledger_id):
-        with pytest.raises(ValueError, match="named once"):
+        with pytest.raises(ValueError, match="only once"):
             await index(service, row, 1, number=named)
     row, _ = await index(service, row, 1, number=NO_KEYS)
     assert [item.index for item in (await logs.get("events")).items] == [

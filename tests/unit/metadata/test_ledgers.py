@@ -39,7 +39,7 @@ async def test_assigned_ids_are_not_chosen_by_callers(service: Service, ledger_i
 
 @pytest.mark.parametrize("length", [0, 16, 33])
 async def test_a_ledger_key_of_a_wrong_length_is_refused(service: Service, length: int) -> None:
-    with pytest.raises(InvalidRequest, match="a ledger key has 32 bytes"):
+    with pytest.raises(InvalidRequest, match="a ledger key must have 32 bytes"):
         await service.client.create(replace(DRAFT, ledger_key=bytes(length)))
 
 

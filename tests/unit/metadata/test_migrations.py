@@ -78,9 +78,7 @@ async def test_an_older_process_leaves_unknown_tables(connection: Connection, ki
         "INSERT INTO migrations (number, name, kind) VALUES (9999, '9999_newer.sql', $1)", kind
     )
 
-    with pytest.raises(
-        TablesTooNew, match=r"a later release changed the tables: 9999_newer\.sql\."
-    ):
+    with pytest.raises(TablesTooNew, match=r"a later release applied 9999_newer\.sql:"):
         await migrate(connection)
 
 

@@ -460,7 +460,7 @@ async def test_the_command_tells_findings_and_its_end(stores: Stores, bookies: B
             done = await command(service)
 
     assert failed.exit_code == ExitStatus.UNKNOWN
-    assert "no bookie answers" in failed.stderr
+    assert "no bookie responds" in failed.stderr
     assert done.exit_code == 0
     assert "silent: b2, b3" in done.stdout
     assert "ledgers (done): 1 wait" in done.stdout

@@ -31,7 +31,7 @@ SETTINGS: Final = {
 }
 METADATA: Final = "metadata-1"
 GATEWAY: Final = "gateway-1"
-SILENT: Final = ": no answer."
+SILENT: Final = "these bookies do not respond: "
 """Metadata services give a bookie 2 s."""
 
 

@@ -185,7 +185,7 @@ async def test_without_keys_nothing_is_sealed_or_forgotten(stores: Stores, keys:
     assert (status, problem["code"]) == (422, "invalid")
     assert "KEY_FILE" in problem["detail"]
     assert (read, why["code"]) == (503, MetadataUnavailable.code)
-    assert why["detail"] == f"KEY_FILE of the metadata service has no key {min(needed)}"
+    assert why["detail"] == f"the metadata service's KEY_FILE lacks key {min(needed)}: add it"
     assert await noted(stores) == needed != set()
 
 

@@ -79,7 +79,7 @@ async def test_neither_an_id_nor_a_secret_is_used_twice(service: Service) -> Non
 
     for other in (drawn().model_copy(update={"id": token.id}),
                   drawn().model_copy(update={"hash": token.hash})):  # fmt: skip
-        with pytest.raises(InvalidRequest, match="another access token"):
+        with pytest.raises(InvalidRequest, match="already in use"):
             await tokens.create(other, expires_in_s=None)
 
 

@@ -486,7 +486,7 @@ async def test_an_answer_that_is_no_upgrade_or_one_to_something_else_is_told() -
     ("answer", "why"),
     [
         (b"101 X\r\nConnection: Upgrade\r\nUpgrade: websocket", "upgraded to websocket, not to"),
-        (b"101 X\r\nConnection: Upgrade\r\nUpgrade: quorumlog-channel/1", "5 bytes came before"),
+        (b"101 X\r\nConnection: Upgrade\r\nUpgrade: quorumlog-channel/1", "sent 5 bytes before"),
     ],
 )
 async def test_an_answer_that_a_bookie_does_not_give_is_refused(answer: bytes, why: str) -> None:

@@ -219,7 +219,7 @@ def test_one_peer_alone_may_use_all_but_the_part_that_is_kept_for_others() -> No
     bytes_ = budget()
 
     bytes_.take("a", 700)
-    with pytest.raises(Overloaded, match=r"its share is 100 \(PEER_BYTES_MAX\)"):
+    with pytest.raises(Overloaded, match=r"the limit per address is 100 \(PEER_BYTES_MAX\)"):
         bytes_.take("a", 1)
 
     bytes_.take("b", 100)

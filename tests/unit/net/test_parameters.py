@@ -148,9 +148,9 @@ def test_what_a_request_gives_is_told_from_a_default() -> None:
         ("limit=0", "/query/limit: must be an integer from 1 to 100"),
         ("name=A", r"/query/name: must match \[a-z\]\+"),
         ("sort=left", "/query/sort: must be one of up, down"),
-        ("colour=red", "/query/colour: is not a parameter of this route"),
-        ("tag=1", "/query/tag: is not a parameter of this route"),
-        ("tag[a][b]=1", r"/query/tag: must be written tag\[key\]=value"),
+        ("colour=red", "/query/colour: is not a parameter of this route: remove it"),
+        ("tag=1", "/query/tag: is not a parameter of this route: remove it"),
+        ("tag[a][b]=1", r"/query/tag: must have the form tag\[key\]=value"),
         ("tag[a]=%00", "/query/tag: must not contain NUL"),
     ],
 )

@@ -192,7 +192,7 @@ async def _new(_request: web.Request, _given: Given) -> web.Response:
 
 
 async def test_a_route_without_a_declaration_of_its_roles_is_an_error_at_the_start() -> None:
-    with pytest.raises(ValueError, match=r"GET /v1/new: declare the roles"):
+    with pytest.raises(ValueError, match=r"GET /v1/new: `roles` must name"):
         Routes().add("GET /v1/new", roles=frozenset())
     with pytest.raises(TypeError, match="roles"):
         Routes().add("GET /v1/new")(_new)  # type: ignore[call-arg]

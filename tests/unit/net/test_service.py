@@ -153,7 +153,7 @@ def test_a_taken_port_is_named() -> None:
         )
 
     assert done.returncode == 1
-    assert done.stderr == f"toy: port {port} of 127.0.0.1 is taken\n"
+    assert done.stderr == f"toy: port {port} of 127.0.0.1 is in use: choose another port\n"
 
 
 def test_a_process_that_waits_at_its_end_says_for_which_request(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_listener_that_other_machines_reach_needs_credentials(host: str) -> No
         ServiceSettings.read(for_strangers)
 
     said = str(refused.value)
-    assert said.startswith(f"HOST={host} lets other machines call")
+    assert said.startswith(f"HOST={host} lets other machines reach")
     assert "set TLS_CERT_FILE" in said
     assert "ALLOW_ANONYMOUS=1" in said
     assert "password" not in said
@@ -255,7 +255,7 @@ def test_a_service_with_a_certificate_asks_others_over_tls_only(tmp_path: Path) 
         "TLS_CA_FILE": str(authority),
     }
 
-    with pytest.raises(SystemExit, match=r"^METADATA_URLS=http://m: .* begins with https://"):
+    with pytest.raises(SystemExit, match=r"^METADATA_URLS=http://m: must be https"):
         GatewaySettings.read(settings | {"METADATA_URLS": "https://m,http://m"})
     assert GatewaySettings.read(settings | {"METADATA_URLS": "https://m"}).tls is not None
 
@@ -268,7 +268,7 @@ def test_a_gateway_that_other_machines_reach_needs_tokens() -> None:
 
     said = str(refused.value)
     assert said.startswith(
-        "HOST=0.0.0.0 lets everyone on other machines read and change everything"
+        "HOST=0.0.0.0 allows every client on the network to read and change all data"
     )
     assert "set REQUIRE_TOKENS=1" in said
     assert "ALLOW_ANONYMOUS=1" in said
@@ -286,7 +286,7 @@ def test_a_gateway_may_listen_for_clients_and_not_for_services_of_other_machines
     }
 
     assert GatewaySettings.read(public).internal_host == "127.0.0.1"
-    with pytest.raises(SystemExit, match=r"^INTERNAL_HOST=0\.0\.0\.0 lets other machines call"):
+    with pytest.raises(SystemExit, match=r"^INTERNAL_HOST=0\.0\.0\.0 lets other machines reach"):
         GatewaySettings.read(public | {"INTERNAL_HOST": "0.0.0.0"})
 
 
@@ -296,7 +296,7 @@ def test_a_secret_that_can_not_be_used_ends_the_start_with_a_sentence(tmp_path: 
     settings = {"PORT": "80", "CLUSTER_SECRET_FILE": str(file)}
 
     with pytest.raises(
-        SystemExit, match=r"CLUSTER_SECRET_FILE = .*: a secret is one line"
+        SystemExit, match=r"CLUSTER_SECRET_FILE = .*: a secret must be one line"
     ) as reported:
         ServiceSettings.read(settings)
     assert "hunter2" not in str(reported.value)
@@ -326,7 +326,9 @@ def test_the_port_of_the_internal_listener_is_named_where_it_is_taken() -> None:
         )
 
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"gateway: port {internal} of 127.0.0.1 is taken"
+    assert done.stderr.splitlines()[-1].startswith(
+        f"gateway: port {internal} of 127.0.0.1 is in use"
+    )
 
 
 def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:

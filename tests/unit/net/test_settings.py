@@ -77,7 +77,7 @@ def test_a_misspelt_setting_is_told_and_a_stranger_s_is_not() -> None:
     environ = GOOD | {"REDIS_DEADLIN_S": "1", "HOSTNAME": "here", "PATH": "/bin"}
 
     assert Config.read(environ).doubts == (
-        "REDIS_DEADLIN_S is no setting; REDIS_DEADLINE_S is one",
+        "REDIS_DEADLIN_S is not a setting: did you mean REDIS_DEADLINE_S?",
     )
 
 
@@ -88,7 +88,9 @@ def test_a_misspelt_setting_is_told_and_a_stranger_s_is_not() -> None:
 def test_a_misspelt_short_setting_of_the_local_cluster_is_told(name: str, meant: str) -> None:
     environ = {name: "1", "HOME": "/", "HOST": "here", "PATH": "/bin", "PWD": "/", "TERM": "dumb"}
 
-    assert LocalSettings.read(environ).doubts == (f"{name} is no setting; {meant} is one",)
+    assert LocalSettings.read(environ).doubts == (
+        f"{name} is not a setting: did you mean {meant}?",
+    )
 
 
 def test_no_setting_of_one_service_is_taken_for_a_misspelt_one_of_another() -> None:
@@ -116,7 +118,7 @@ def test_no_setting_of_one_service_is_taken_for_a_misspelt_one_of_another() -> N
 def test_a_database_s_url_that_can_not_be_used_is_refused_without_being_shown(
     wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SettingsUnusable, match=r"^POSTGRES_DSN: is not of the form") as refused:
+    with pytest.raises(SettingsUnusable, match=r"^POSTGRES_DSN: must have the form") as refused:
         Config.read(GOOD | {"POSTGRES_DSN": wrong})
 
     assert "ary" not in str(refused.value) + capsys.readouterr().err

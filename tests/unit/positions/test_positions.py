@@ -317,7 +317,7 @@ def test_one_log_or_caller_does_not_take_all_room(monkeypatch: pytest.MonkeyPatc
     assert "the log full" in full.detail
     log.done(new("log", "a", "greedy"))
     share = log.refused(errors.TooManyConsumers, new("log", "b", "greedy"))
-    assert "this token" in share.detail
+    assert "this caller" in share.detail
     log.done(new("log", "b", "other"))
     log.done(Delete("full", "a"))
     log.done(new("third", "c", "greedy"))

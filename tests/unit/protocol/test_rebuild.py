@@ -489,7 +489,7 @@ def test_ledgers_without_a_place_are_told_and_not_in_the_log() -> None:
             [ledger(1, 0, 4), ledger(2, 4)],
             "ledger 1 ends at offset 5, but the next ledger 2 begins at 4",
         ),
-        ([ledger(1, 0, 4), ledger(2, 9), ledger(3, 9)], "ledgers 2 and 3 both begin at offset 9"),
+        ([ledger(1, 0, 4), ledger(2, 9), ledger(3, 9)], "ledgers 2 and 3 both begin at 9"),
     ],
 )
 def test_an_end_beyond_the_next_beginning_is_told(ledgers: Sequence[LedgerPlace], why: str) -> None:
@@ -578,7 +578,7 @@ def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
             LOG,
             [],
             [1, 2],
-            "all known ledgers are deleted: the log was deleted too, or later ledgers are unknown",
+            "all known ledgers are deleted: the log was deleted, or later ones are unknown",
         ),
         (LOG, [], [2], "ledger 2 is deleted, although the log has earlier ledgers"),
         (LOG, [ledger(3, 5)], [], "ledger 1 ends at offset 10, but the next ledger 3 begins at 5"),

@@ -318,6 +318,23 @@ async def test_many_dead_letters_with_long_reasons_are_sent_in_appends_that_are_
     assert len({one["headers"]["Queue-Move"] for one in letters}) == 3  # 4 x 2,300 bytes in each
 
 
+async def test_scattered_dead_letters_are_moved_a_few_runs_at_a_time(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run is read by itself: a gateway that is soon killed must still finish a move."""
+    monkeypatch.setattr(moves, "_MOVE_RUNS", 2)
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    records = await claim(http)
+    await settle(http, "ack", records[1::2])
+    await settle(http, "nak", records[::2])
+    letters = await dead_letters(http, 5)
+    offsets = [one["headers"]["Dead-Letter-Offset"] for one in letters]
+    assert offsets == ["0", "2", "4", "6", "8"]
+    assert len({one["headers"]["Queue-Move"] for one in letters}) == 3
+    assert (await http.done("GET", MAIL))["floor"] == 10
+
+
 @pytest.mark.parametrize(("room", "headers"), [(600, 6), (150, 1), (95, 0)])
 async def test_a_record_that_is_almost_too_large_is_moved_with_fewer_headers(
     http: Http, room: int, headers: int

@@ -169,14 +169,14 @@ def test_failures_are_retried_later_and_later_up_to_a_minute() -> None:
     pauses = []
     for _ in range(9):
         row = keeper.done(Failed("s", "secret of s", row.generation, 0))
-        pauses.append(row.wait_ms(keeper.wall_ms))
+        pauses.append(row.sends_in_ms(keeper.wall_ms))
         keeper.wall_ms = row.next_ms
     assert pauses == [1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000, 60000]
     assert (row.generation, row.phase) == (1, Phase.DUE), "it is still the same wake"
     jitter = subscriptions.JITTER_PERMILLE
-    assert keeper.done(Failed("s", "secret of s", 1, jitter)).wait_ms(keeper.wall_ms) == 72000
-    assert keeper.done(Failed("s", "secret of s", 1, -jitter)).wait_ms(keeper.wall_ms) == 48000
-    assert keeper.look().wait_ms(keeper.wall_ms - 10**9) == 0, "the clock was set"
+    assert keeper.done(Failed("s", "secret of s", 1, jitter)).sends_in_ms(keeper.wall_ms) == 72000
+    assert keeper.done(Failed("s", "secret of s", 1, -jitter)).sends_in_ms(keeper.wall_ms) == 48000
+    assert keeper.look().sends_in_ms(keeper.wall_ms - 10**9) == 0, "the clock was set"
     row = keeper.done(Delivered("s", "secret of s", 1, is_done=True))
     assert (row.attempts, row.next_ms) == (0, 0)
     assert keeper.done(Failed("s", "secret of s", 1, 0)) == row
@@ -236,6 +236,26 @@ def test_a_pull_wake_is_claimed_once() -> None:
     assert isinstance(
         keeper.ask(AckWake("s", "secret of s", 1, "w1", (), True, "z", ())), errors.WakeFenced
     )
+
+
+def test_a_late_copy_of_a_claim_gets_no_wake_that_others_may_claim() -> None:
+    keeper = Keeper()
+    keeper.put(Kind.PULL)
+    ends = (("a", "1", 9),)
+    late = ClaimWake("s", "secret of s", "x", "c1", ends)
+    keeper.done(late)
+    for phase in (Phase.DUE, Phase.OPEN):
+        keeper.now_s += LEASE_S
+        row = keeper.look()
+        row = keeper.done(Expire("s", "secret of s", row.generation, keeper.wake_id()))
+        if phase == Phase.OPEN:
+            row = keeper.done(Delivered("s", "secret of s", row.generation, is_done=False))
+        assert row.phase == phase
+
+        held = keeper.done(late)
+        assert (held.phase, held.holder, held.generation) == (Phase.HELD, "x", row.generation)
+        busy = keeper.ask(ClaimWake("s", "secret of s", "y", "c2", ends))
+        assert isinstance(busy, errors.AlreadyClaimed)
 
 
 def test_a_webhook_is_not_claimed() -> None:
@@ -371,7 +391,8 @@ def test_a_copy_of_a_change_is_remembered_without_its_links() -> None:
     assert len(answer.links) == 1
     assert draft.decide(UnlinkStream("s", "one", "b"), Stamp("t1", seen=1)).links == ()
     kept = [each.answer for each in draft.batch.decided]
-    assert [row.links for row in kept if not isinstance(row, str)] == [(), ()]
+    rows = [row for row in kept if not isinstance(row, str)]
+    assert [(row.links, row.settings.streams) for row in rows] == [((), ()), ((), ())]
 
 
 def test_what_is_heard_is_taken_once_and_again_if_it_failed(

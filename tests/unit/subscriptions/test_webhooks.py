@@ -131,6 +131,8 @@ async def sender(networks: Any = LOOPBACK) -> AsyncIterator[Webhooks]:
         yield found
     finally:
         await found.close()
+        for resolver in found._resolvers:
+            assert resolver._threads._shutdown, "threads of a closed sender end"
 
 
 def answering(status: int = 200, body: bytes = b"", **headers: str) -> Answering:

@@ -80,7 +80,7 @@ def test_errors_survive_pickling(code: str, cls: type[errors.QuorumLogError]) ->
 
 
 def test_two_classes_of_one_code_are_refused() -> None:
-    with pytest.raises(TypeError, match="two error classes"):
+    with pytest.raises(TypeError, match="is used by two error classes"):
 
         class Twin(errors.Invalid, code="bad-request"):
             """A second class of the code."""

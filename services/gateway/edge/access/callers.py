@@ -1,17 +1,16 @@
-"""Authenticates callers by token, from a list that the metadata service keeps, or by ticket.
+"""Authenticates callers by access token, JWT or ticket.
 
-A gateway reads the list every second, and again before it refuses an unknown token. So a new token
-works at once at every gateway, a revoked token is refused within seconds, and most requests need no
-request to the metadata service. While that service is unavailable, known tokens work until they
-expire. An unknown token may be new, so it gets 503 instead of 401.
+A gateway reads the metadata service's list of tokens every second, and again before it refuses an
+unknown token. Therefore a new token works at once at every gateway, and a revoked token is refused
+within seconds. While the metadata service is unavailable, cached tokens work until they expire. An
+unknown token may be new, so the gateway responds with 503 instead of 401.
 
-If an issuer is configured, its JWTs are accepted too (`edge/access/jwts.py`), without that service.
+Gateways also accept the JWTs of a configured issuer, without requests (`edge/access/jwts.py`).
 
-A page in a browser can't send headers when it opens a stream or a socket. It puts a ticket into the
-URL instead, which stands for a token on one path for half a minute; by the time it is in a proxy's
-log, it is worthless. Gateways share the signing key, so every gateway accepts the tickets of all. A
-ticket of the cluster's own token has the token's id. A ticket of a JWT has the claims of the JWT,
-because other gateways may not have seen the JWT.
+A page in a browser can't send headers when it opens a stream or a socket. Instead, the page puts a
+ticket into the URL. A ticket stands for a token on one path for half a minute, so tickets in a
+proxy's log are soon worthless. Gateways share the signing key, so every gateway accepts all tickets.
+A ticket has the token's id, or the claims of a JWT, which other gateways may not have seen.
 """
 
 import asyncio
@@ -38,14 +37,14 @@ from services.gateway.edge.access.scopes import Caller
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""Interval of reading the list: a revoked token is refused after this and one request's time."""
+"""Interval of reading the list, and thus the longest delay until a revoked token is refused."""
 _LIST_S: Final = 3.0
 """Timeout of reading the list: short, because requests wait for it (chosen by judgement)."""
 _PAUSE_S: Final = 0.05
 """Minimum pause before a read for an unknown token, to limit the load (chosen by judgement)."""
 _TOKEN_CHARS_MAX: Final = 4096
 """Maximum length of a token; a longer one is refused without hashing it."""
-_MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
+_MAY_BE_NEW: Final = "this gateway can't check the token now: retry with the same token"
 
 
 def _caller_of(row: TokenRow) -> Caller:
@@ -59,9 +58,9 @@ def _caller_of(row: TokenRow) -> Caller:
 
 
 class Callers:
-    """The known tokens, by the hash of their secrets.
+    """The cached tokens, by the hash of their secrets.
 
-    Invariant: a token is refused only after a read of the list that began after its request
+    Invariant: a token is refused only after a read of the list that began after the request
     arrived.
     """
 
@@ -72,8 +71,8 @@ class Callers:
         jwts: Jwts | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """`jwts`: verifies the JWTs of an issuer, if one is configured. `now`: this machine's clock
-        in seconds since 1970, against which the expiry of tokens is checked.
+        """`jwts` verifies the JWTs of an issuer; None if no issuer is configured. `now` returns the
+        time in seconds since 1970, which decides whether a token has expired.
         """
         self._client = client
         self._now = now or wall_s
@@ -85,7 +84,7 @@ class Callers:
         self._version: str | None = None
         self._lists = asyncio.Lock()
         self._begun = self._done = 0
-        """How many reads of the list have begun, and the number of the last successful one."""
+        """How many reads of the list have begun, and the number of the last successful read."""
         self._listed_at = -math.inf
         self._is_away = False
 
@@ -114,8 +113,8 @@ class Callers:
     async def identify(self, secret: str) -> Caller:
         """Return the caller of a token or JWT. Raises: Unauthenticated, MetadataUnavailable."""
         if len(secret) > _TOKEN_CHARS_MAX:
-            raise Unauthenticated("the token is too long to be valid")
-        # Looked up by the secret's hash, so that the response time reveals nothing of the secret.
+            raise Unauthenticated(f"the token is longer than {_TOKEN_CHARS_MAX} characters")
+        # The lookup uses the secret's hash, so that the response time reveals nothing of the secret.
         digest = _digest(secret)
         known = self._known.get(digest)
         if known is None:
@@ -152,17 +151,17 @@ class Callers:
 
     def _valid(self, caller: Caller | None) -> Caller:
         if caller is None:
-            raise Unauthenticated("the token is unknown: it was revoked or never created")
+            raise Unauthenticated("the token is unknown: it was revoked, or never created")
         if caller.ends_at is not None and caller.ends_at <= self._now():
             ended = datetime.fromtimestamp(caller.ends_at, UTC).isoformat()
-            raise Unauthenticated(f"{caller.who} has expired: {ended}")
+            raise Unauthenticated(f"{caller.who} expired at {ended}: send another token")
         return caller
 
     async def _learn(self) -> None:
         """Wait for a read of the list that began after this call. Raises: MetadataUnavailable."""
         seen = self._begun
-        # While the service is unavailable, fail at once: waiting strangers must not use up the
-        # budget of requests.
+        # While the service is unavailable, fail at once. Otherwise requests with unknown tokens
+        # would wait, and use up the budget of requests.
         self._check_away()
         async with self._lists:
             if self._done > seen:
@@ -189,7 +188,7 @@ class Callers:
             self._note_away(error.detail)
             raise
         except TimeoutError as error:
-            why = "no service listed the tokens in time"
+            why = "no metadata service returned the list of tokens in time"
             self._note_away(why)
             raise MetadataUnavailable(why) from error
         self._is_away = False
@@ -208,7 +207,7 @@ class Callers:
         before, self._rows = self._rows, {row.hash: row for row in rows}
         old, self._known = self._known, {}
         for digest, row in self._rows.items():
-            # Absent if an earlier list could not be processed completely.
+            # `old` lacks the token if an earlier list could not be processed completely.
             same = old.pop(digest, None) if before.get(digest) == row else None
             self._known[digest] = same or _caller_of(row)
         self._by_id = {caller.id: caller for caller in self._known.values()}
@@ -232,7 +231,7 @@ def _digest(secret: str) -> bytes:
 
 
 TICKET_S: Final = 30
-"""Lifetime of a ticket: enough to connect over a slow line (chosen by judgement)."""
+"""Lifetime of a ticket, enough to connect over a slow line (chosen by judgement)."""
 NO_TICKET: Final = "anonymous"
 """The ticket of a gateway that requires no tokens."""
 TICKET: Final = rf"([A-Za-z0-9_-]{{16,6000}}\.[0-9]{{1,12}}\.[0-9a-f]{{64}}|{NO_TICKET})"
@@ -258,12 +257,12 @@ class Ticket:
         holder, _, rest = text.partition(".")
         ends_at, _, mac = rest.partition(".")
         if not (ends_at.isascii() and ends_at.isdecimal() and len(ends_at) <= 12 and mac.isascii()):
-            raise Unauthenticated("the ticket is malformed: get another one (POST /v1/tickets)")
+            raise Unauthenticated("the ticket is malformed: get a new ticket (POST /v1/tickets)")
         ticket = cls(holder, path, int(ends_at))
         if not hmac.compare_digest(mac, ticket._mac(key)):
-            raise Unauthenticated("the ticket belongs to another cluster, or to another path")
+            raise Unauthenticated("the ticket is for another cluster or path: get a new ticket")
         if ticket.ends_at <= now:
-            raise Unauthenticated("the ticket has expired: get another one (POST /v1/tickets)")
+            raise Unauthenticated("the ticket has expired: get a new ticket (POST /v1/tickets)")
         return ticket
 
     def _mac(self, key: bytes) -> str:
@@ -285,4 +284,6 @@ def issued_to(holder: str) -> IssuedToken | None:
     try:
         return IssuedToken.model_validate_json(base64.urlsafe_b64decode(holder + padding))
     except ValueError:
-        raise Unauthenticated("the ticket was made by a gateway of another version") from None
+        raise Unauthenticated(
+            "the ticket is of another gateway version: get a new ticket"
+        ) from None

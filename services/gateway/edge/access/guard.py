@@ -19,13 +19,13 @@ from services.gateway.logs.transactions import Transactions
 
 _BEARER: Final = "bearer"
 _CONNECTION: Final = web.RequestKey("connection", asyncio.Transport)
-"""Request key: the request's connection. aiohttp's request loses it once the client is gone."""
+"""Request key: the request's connection, which aiohttp's request drops on disconnection."""
 _FLOW: Final = web.RequestKey("flow", Flow)
-"""Request key: the request's byte counter, if the token has quotas."""
+"""Request key: the request's byte counter. Set only if the token has quotas."""
 
 
 class Unguarded(Exception):
-    """A route has no declared operation, so the access that it requires is unknown."""
+    """A route has no declared operation, so the route's required access is unknown."""
 
 
 def table_of(
@@ -39,14 +39,14 @@ def table_of(
         path = route.resource.canonical
         method = hdrs.METH_GET if route.method == hdrs.METH_HEAD else route.method
         if (method, path) not in declared:
-            raise Unguarded(f"{method} {path}: declare it as a PublicOperation with its scope")
+            raise Unguarded(f"{method} {path} has no scope: declare it as a PublicOperation")
         table[route.method, path] = declared[method, path]
     return table
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Requires of each request a token with the scope that its route needs."""
+    """Rejects each request whose token lacks the scope that the route requires."""
 
     table: Mapping[tuple[str, str], scopes.Access]
     callers: Callers
@@ -56,7 +56,7 @@ class Guard:
     stream_log: Callable[[str], str]
     """Returns the name of the log for a stream's path."""
     body_bytes_max: int
-    """The largest body that is read as a whole; a longer body is refused or streamed."""
+    """Maximum size of a body that is read as a whole. Longer bodies are refused or streamed."""
 
     async def admit(self, request: web.Request, path: str) -> None:
         """Identify and check the caller of a request to the route with the declared `path`.
@@ -101,11 +101,11 @@ class Guard:
             return await self.callers.identify_by_ticket(ticket, request.path)
         scheme, _, secret = (given or "").partition(" ")
         if scheme.lower() != _BEARER or not secret:
-            raise Unauthenticated("this gateway needs a token: send Authorization: Bearer …")
+            raise Unauthenticated("an access token is required: send Authorization: Bearer …")
         return await self.callers.identify(secret.strip())
 
     def leave(self, request: web.Request, response: web.StreamResponse | None) -> None:
-        """Charge and forget a request that has ended; its response may still have to be sent."""
+        """Charge and forget a request that has ended. The response may still be unsent."""
         if (connection := request.get(_CONNECTION)) is None:
             return
         caller = request[scopes.CALLER]
@@ -118,8 +118,8 @@ class Guard:
     async def _place(
         self, request: web.Request, access: scopes.Access
     ) -> tuple[scopes.Kind, str, QuorumLogError | None] | None:
-        """Return the resource that the request names, and the error for a caller without any scope
-        on it; None if the handler checks access itself.
+        """Return the kind and name of the request's resource, and the error for a caller without
+        any scope on the resource. Returns None if the handler checks access itself.
         """
         given, logs = request.match_info, scopes.Kind.LOGS
         match access.named:
@@ -137,7 +137,7 @@ class Guard:
                 except NoSuchLedger as error:
                     raise absent from error
             case scopes.Named.TRANSACTION:
-                assert self.transactions is not None, "there is such a route"
+                assert self.transactions is not None, "transaction routes need `transactions`"
                 asked = TRANSACTION.parse(given[TRANSACTION.name], TRANSACTION.pointer)
                 log = await log_of_transaction(self.transactions, asked)
                 return logs, log, scopes.no_transaction(asked)
@@ -158,7 +158,7 @@ async def log_of_transaction(transactions: Transactions, asked: str) -> str:
 
 
 def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> int:
-    """Number of bytes of a response that is still to be sent."""
+    """The size of the body of an unsent response; 0 for a streamed response."""
     if not isinstance(response, web.Response) or request.method == hdrs.METH_HEAD:
         return 0
     return len(response.body) if isinstance(response.body, bytes) else 0

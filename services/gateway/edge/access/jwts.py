@@ -1,8 +1,8 @@
-"""Authentication by JWTs of an issuer (RFC 7519, RFC 8725), beside the cluster's own tokens.
+"""Authentication by an issuer's JWTs (RFC 7519, RFC 8725), in addition to the cluster's own tokens.
 
 The issuer's public keys are in a file (a JWKS, RFC 7517), which is read again when it changes. The
 key determines the algorithm; the header of a JWT only names the key. `IssuedCallers` caches the
-callers that this gateway has verified by JWT, without a request to any service.
+callers of verified JWTs. No other service is involved.
 """
 
 import base64
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 QUOTAS_CLAIM: Final = "quorumlog_quotas"
 _ALGORITHMS: Final = frozenset(("RS256", "ES256", "EdDSA"))
-"""Algorithms with public keys. With HS256, anyone who can read the file could sign JWTs."""
+"""Accepted algorithms, all with public keys. With HS256, any reader of the file could sign JWTs."""
 _REQUIRED: Final = ("exp", "iss", "aud", "sub")
 _MATERIAL: Final = ("crv", "e", "kty", "n", "x", "y")
-"""Members of a public key that its thumbprint is computed from (RFC 7638)."""
+"""Members of a public key from which the key's thumbprint is computed (RFC 7638)."""
 _GRANT: Final = re.compile(GRANT)
 
 _WHY: Final[tuple[tuple[type[jwt.PyJWTError], str], ...]] = (
@@ -40,18 +40,18 @@ _WHY: Final[tuple[tuple[type[jwt.PyJWTError], str], ...]] = (
     (jwt.InvalidAudienceError, "the JWT is for another audience (aud)"),
     (jwt.InvalidIssuerError, "the JWT has another issuer (iss)"),
     (jwt.InvalidAlgorithmError, "the JWT is not signed with the algorithm of its key (alg)"),
-    (jwt.InvalidSignatureError, "the JWT's signature is not of the key that it names"),
+    (jwt.InvalidSignatureError, "the JWT's signature does not match its key (kid)"),
 )
-"""Messages by error class; the first match counts. They reveal neither the JWT nor valid values."""
+"""Messages by error class; the first match is used. No message reveals the JWT or valid values."""
 
 
 class KeysUnusable(ValueError):
-    """The file with the issuer's keys can't be used; the message says why."""
+    """The file with the issuer's keys can't be used. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class JwtRules:
-    """Which JWTs are valid, and which claim has their grants."""
+    """Conditions for valid JWTs, and the name of the claim with the grants."""
 
     keys_file: Path
     issuer: str
@@ -94,13 +94,13 @@ class Jwts:
         log.info("jwt-keys-loaded", extra={"keys": sorted(self._keys)})
 
     def has(self, thumbprint: str) -> bool:
-        """Whether the file still has the key with a thumbprint."""
+        """Whether the file still has the key with this thumbprint."""
         return thumbprint in self._thumbprints
 
     def verified(self, text: str) -> IssuedToken:
         """Verify a JWT, and return its claims. Raises: Unauthenticated."""
         if not text.isascii():
-            raise Unauthenticated("the token is not a JWT")
+            raise Unauthenticated("the token is not a valid JWT")
         try:
             key = self._key(jwt.get_unverified_header(text).get("kid"))
             claims = jwt.decode(
@@ -122,7 +122,7 @@ class Jwts:
             self.look()  # an issuer adds a new key to the file before its first use
         found = self._keys.get(key_id or "")
         if found is None:
-            raise Unauthenticated("the JWT names no key that the issuer has (kid)")
+            raise Unauthenticated("the JWT names an unknown key (kid): send a new JWT")
         return found
 
     def _said(self, claims: Mapping[str, Any], key: _Key) -> IssuedToken:
@@ -139,7 +139,7 @@ class Jwts:
             place = error.errors()[0]["loc"][0]
             claim = {"subject": "sub", "quotas": QUOTAS_CLAIM}.get(str(place), str(place))
             raise Unauthenticated(
-                f"the JWT's {claim} can't be used: see docs/guides/tokens.md"
+                f"the JWT's claim {claim} is invalid: see docs/guides/tokens.md"
             ) from None
 
 
@@ -149,7 +149,7 @@ def is_jwt(secret: str) -> bool:
 
 
 def _grants(claim: object) -> tuple[str, ...]:
-    """Parse the grants of a claim, a list or words; scopes for other systems are ignored."""
+    """Parse a claim, a list or a text of words, to grants. Scopes of other systems are ignored."""
     words = claim.split() if isinstance(claim, str) else claim
     if not isinstance(words, list):
         return ()
@@ -159,7 +159,9 @@ def _grants(claim: object) -> tuple[str, ...]:
 def _why(error: jwt.PyJWTError) -> str:
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"the JWT lacks the claim {error.claim}"
-    return next((why for kind, why in _WHY if isinstance(error, kind)), "the token is not a JWT")
+    return next(
+        (why for kind, why in _WHY if isinstance(error, kind)), "the token is not a valid JWT"
+    )
 
 
 def _read(file: Path) -> dict[str, _Key]:
@@ -169,18 +171,18 @@ def _read(file: Path) -> dict[str, _Key]:
     except OSError as error:
         raise KeysUnusable(f"{file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise KeysUnusable(f'{file} is not a JWKS: {{"keys": [...]}}') from None
+        raise KeysUnusable(f'{file} is not a JWKS: expected {{"keys": [...]}}') from None
     found = {jwk["kid"]: key for jwk in keys if (key := _usable(jwk)) is not None}
     if not found:
         raise KeysUnusable(
-            f"{file} has no key with a kid that verifies signatures with one of"
-            f" {', '.join(sorted(_ALGORITHMS))} (an RSA key has at least 2048 bits)"
+            f"{file} has no usable key: add one with a kid, for an algorithm of"
+            f" {', '.join(sorted(_ALGORITHMS))} (RSA keys need at least 2048 bits)"
         )
     return found
 
 
 def _usable(data: object) -> _Key | None:
-    """Parse a key of the file; None if the key is for another use, or too weak."""
+    """Parse a key of the file. Returns None if the key is for another use, or is too weak."""
     if not isinstance(data, dict) or not isinstance(data.get("kid"), str):
         return None
     is_for_signatures = data.get("use", "sig") == "sig"
@@ -190,7 +192,7 @@ def _usable(data: object) -> _Key | None:
         jwk = jwt.PyJWK(data)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
         return None
-    # For a key without `alg`, the library has chosen the default algorithm of the key's type.
+    # For a key without `alg`, the library uses the default algorithm of the key's type.
     if jwk.algorithm_name not in _ALGORITHMS or jwk.Algorithm.check_key_length(jwk.key) is not None:
         return None
     material = {name: data[name] for name in _MATERIAL if name in data}
@@ -200,20 +202,20 @@ def _usable(data: object) -> _Key | None:
 
 
 ISSUED_MAX: Final = 10_000
-"""Maximum cached JWTs, and subjects whose use of quotas is counted (chosen by judgement)."""
+"""Maximum number of cached JWTs, and of subjects with counted quotas (chosen by judgement)."""
 
 
 class IssuedCallers:
-    """Caches callers by the hash of a JWT, to verify each signature once, or by a ticket's claims.
+    """Caches callers by the hash of a JWT or by a ticket's claims, to verify each signature once.
 
-    Invariant: the entry of a ticket never authenticates a JWT, since a ticket allows less.
+    Invariant: a ticket's cache entry never authenticates a JWT, because a ticket allows less.
     """
 
     def __init__(self, jwts: Jwts, now: Callable[[], float]) -> None:
         self._jwts, self._now = jwts, now
         self._known: dict[bytes | IssuedToken, Caller] = {}
         self._usages: dict[tuple[str, TokenQuotas], Usage] = {}
-        """By subject and quotas, so that several JWTs of one subject share the quotas of one."""
+        """The use of quotas, by subject and quotas. All JWTs of a subject share the same quotas."""
 
     def identify(self, digest: bytes, text: str) -> Caller:
         """Return the caller of the JWT `text`, whose hash is `digest`. Raises: Unauthenticated."""
@@ -227,12 +229,12 @@ class IssuedCallers:
         if not self._jwts.has(issued.key):
             self._jwts.look()
         if not self._jwts.has(issued.key):
-            raise Unauthenticated("the issuer no longer has the key of the ticket's JWT")
+            raise Unauthenticated("the key of the ticket's JWT was removed: get a new JWT")
         return self._note(issued, issued)
 
     def refresh(self) -> None:
-        """Load changed keys, end callers whose JWT has expired or whose key is gone, and charge to
-        each subject the new bytes of its requests in progress.
+        """Load changed keys, and end callers whose JWT has expired or whose key was removed. Also
+        charge each subject for the new bytes of its requests in progress.
         """
         self._jwts.look()
         now = self._now()

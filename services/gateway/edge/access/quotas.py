@@ -1,6 +1,6 @@
 """Quotas of a token at this gateway: requests and bytes per second, connections, open ledgers.
 
-Each gateway counts on its own, so a token may use its whole quotas at each gateway.
+Each gateway counts separately, so a token may use its whole quotas at each gateway.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.edge.http.codings import SAVED, UNPACKED
 
 _BURST_S: Final = 1.0
-"""A caller that was idle may use this many seconds' quota at once (chosen by judgement)."""
+"""How many seconds of its quota an idle caller may use at once (chosen by judgement)."""
 
 
 class Bucket:
-    """A token bucket that holds at most `_BURST_S` of refill, and goes into debt when overused."""
+    """A token bucket with a capacity of `_BURST_S` seconds of refill. Its level may be negative."""
 
     __slots__ = ("_at", "_clock", "_level", "_per_s")
 
@@ -36,7 +36,7 @@ class Bucket:
         return max(0.0, (count - self._level) / self._per_s)
 
     def use(self, count: float) -> None:
-        """Use `count`, even if the level becomes negative."""
+        """Subtract `count` from the level, which may become negative."""
         self._level -= count
 
 
@@ -46,12 +46,12 @@ class Flow:
     __slots__ = ("_announced", "_charged", "_request", "connection")
 
     def __init__(self, request: web.Request, connection: asyncio.Transport, announced: int) -> None:
-        """`announced`: bytes of the request's body that are charged already."""
+        """`announced`: how many bytes of the request's body are already charged."""
         self._request, self.connection = request, connection
         self._announced = self._charged = announced
 
     def more(self) -> int:
-        """Return the bytes received and sent since the last call, counted uncompressed."""
+        """Return the number of uncompressed bytes received and sent since the last call."""
         came = max(
             self._request.content.total_bytes, self._announced, self._request.get(UNPACKED, 0)
         )
@@ -83,12 +83,12 @@ class Usage:
     def begin(self, announced: int) -> None:
         """Charge a new request and its `announced` bytes. Raises: Overloaded, charging nothing."""
         most = self.quotas.connections
-        # Closing connections don't count: a tail whose client is gone ends only at its next write.
+        # Skip closing connections, because a disconnected client's tail ends only at a write.
         if (
             most is not None
             and sum(not flow.connection.is_closing() for flow in self.flows) >= most
         ):
-            raise self._beyond(f"{most} connections with requests under way", 1)
+            raise self._beyond(f"{most} connections with requests in progress", 1)
         if self._bytes is not None and (wait_s := self._bytes.wait_s(1)):
             raise self._beyond(f"{self.quotas.bytes_per_s} bytes per second", wait_s)
         if self._requests is not None:
@@ -103,8 +103,8 @@ class Usage:
             self._bytes.use(count)
 
     def take_message(self, count: int) -> float:
-        """Charge a WebSocket message of `count` bytes as a request. Returns how many seconds the
-        socket must wait, because a refusal would end the socket.
+        """Charge a WebSocket message of `count` bytes as a request. Returns the seconds for which
+        the socket must pause, because a refusal would end the socket.
         """
         wait_s = 0.0
         if self._requests is not None:
@@ -122,7 +122,7 @@ class Usage:
 
     @contextlib.contextmanager
     def new_ledger(self, is_open: Callable[[int], bool]) -> Iterator[set[int]]:
-        """Reserve quota for a ledger, whose id the block adds to the set. Raises: Overloaded."""
+        """Reserve quota for a ledger. The block adds the id to the set. Raises: Overloaded."""
         most = self.quotas.open_ledgers
         if most is None:
             yield set()
@@ -139,5 +139,5 @@ class Usage:
 
     def _beyond(self, quota: str, wait_s: float) -> Overloaded:
         return Overloaded(
-            f"{self._who} may use {quota} of this gateway", retry_after_s=math.ceil(wait_s)
+            f"{self._who} exceeds its quota ({quota}): retry later", retry_after_s=math.ceil(wait_s)
         )

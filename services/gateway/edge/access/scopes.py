@@ -1,8 +1,8 @@
 """The scopes that public operations declare (`edge/operations.py`), and the grants of callers.
 
-docs/reference/security.md lists the scopes of all operations. Access to a ledger of a log depends on grants
-for the log. Access to any other ledger depends on grants for its namespace, which its creator sets
-as `namespace` in the ledger's metadata (docs/adr/0021-access-tokens.md).
+docs/reference/security.md lists the scopes of all operations. Access to a log's ledger depends on
+grants for the log. Access to any other ledger depends on grants for the ledger's namespace, which is
+`namespace` in the ledger's custom metadata (docs/adr/0021-access-tokens.md).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Scope(StrEnum):
     """Claiming and settling records of a log's queues."""
     MANAGE = "manage"
     ADMIN = "admin"
-    """All other scopes, and accepting the loss of entries and bookies."""
+    """Includes all other scopes, and allows to accept the loss of entries and bookies."""
 
 
 class Kind(StrEnum):
@@ -49,8 +49,8 @@ class Named(StrEnum):
     STREAM = "the stream's log"
     LEDGER = "the ledger"
     TRANSACTION = "the transaction's log"
-    SOME = "what is named or listed"
-    """The handler checks resources that the body names, or lists only those the caller may read."""
+    SOME = "each named or listed resource"
+    """The handler checks the resources in the body, or lists only resources that the caller may read."""
     CLUSTER = "the cluster"
     EVERYTHING = "everything"
 
@@ -78,12 +78,12 @@ def on(named: Named, *scopes: Scope) -> Access:
 OPEN: Final = Access(Named.NOTHING)
 """Access without a token."""
 LOOK: Final = frozenset((Scope.READ, Scope.APPEND, Scope.MANAGE))
-"""Scopes each of which allows a caller to get a resource's metadata."""
+"""Scopes that each allow a caller to get a resource's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Scopes on everything (no kind), on the cluster, or on logs or namespaces (name or prefix)."""
+    """Scopes on all resources (no kind), on the cluster, or on logs or namespaces by name or prefix."""
 
     scopes: frozenset[Scope]
     kind: Kind | None
@@ -130,8 +130,8 @@ class Caller:
         ends_at: float | None = None,
         issued: IssuedToken | None = None,
     ) -> None:
-        """`who`: a name for messages, not secret. `ends_at`: the token's expiry in seconds since
-        1970. `issued`: the claims of the caller's JWT; such a caller has no `token_id`.
+        """`who` is a name for messages, not secret. `ends_at` is the token's expiry in seconds since
+        1970. `issued` has the claims of the caller's JWT; a caller with a JWT has no `token_id`.
         """
         self.who, self.id, self.ends_at, self.issued = who, token_id, ends_at, issued
         self.granted = tuple(grants)
@@ -151,8 +151,8 @@ class Caller:
         return f"jwt:{self.issued.subject}" if self.issued is not None else f"token:{self.id}"
 
     def scopes(self, kind: Kind, name: str) -> frozenset[Scope]:
-        """The caller's scopes on a log, a namespace, or the cluster. The cluster's own logs, which
-        have secrets, need `admin` on everything.
+        """The caller's scopes on a log, a namespace, or the cluster. Only a caller with `admin` on
+        everything has scopes on the cluster's own logs, which contain secrets.
         """
         if kind is Kind.LOGS and name in OWN_LOGS:
             return self.everywhere if Scope.ADMIN in self.everywhere else frozenset()
@@ -167,8 +167,8 @@ class Caller:
     ) -> frozenset[Scope]:
         """Return the caller's scopes on a log or namespace if they include one of `needed`.
 
-        `absent`: the error for an id that doesn't exist. A caller without any scope also gets this
-        error, because it must not learn whether the id exists. Raises: Forbidden, `absent`.
+        `absent` is the error for an id that doesn't exist. A caller without any scope gets the same
+        error, so that the caller can't find out whether the id exists. Raises: Forbidden, `absent`.
         """
         scopes = self.scopes(kind, name)
         if scopes.isdisjoint(needed):
@@ -180,7 +180,7 @@ class Caller:
         return scopes
 
     def listed(self, scope: Scope) -> tuple[str, ...] | None:
-        """Names and prefixes that lists may show (SHOWN in `wire/bodies.py`). None means all."""
+        """Names and prefixes that lists may return (SHOWN in `wire/bodies.py`). None means all."""
         if scope in self.everywhere:
             return None
         return tuple(
@@ -216,18 +216,18 @@ def caller_of(request: web.Request) -> Caller:
 def check_scope(request: web.Request, scope: Scope) -> None:
     """Raise Forbidden unless the caller has `scope` on the resource in the request's path."""
     if scope not in request.get(SCOPES, caller_of(request).everywhere):
-        raise caller_of(request).lacks((scope,), "what the request names")
+        raise caller_of(request).lacks((scope,), "the resource in the request's path")
 
 
 def place_of(row: LedgerMetadata) -> tuple[Kind, str]:
-    """The resource by which grants apply to a ledger: its log, otherwise its namespace."""
+    """The resource whose grants apply to a ledger: the ledger's log, otherwise its namespace."""
     if row.log is not None:
         return Kind.LOGS, row.log
     return Kind.LEDGERS, dict(row.custom).get(NAMESPACE, "")
 
 
 def no_transaction(transaction: str) -> NoSuchTransaction:
-    """Create the error for a caller without a grant, which hides whether the transaction exists."""
+    """Create the error that hides from a caller without a grant whether the transaction exists."""
     return NoSuchTransaction(f"there is no transaction {transaction} for this token")
 
 

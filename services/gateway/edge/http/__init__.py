@@ -1,4 +1,4 @@
-"""HTTP code that no resource owns: request and response bodies, content codings, and budgets.
+"""HTTP code that all resources share: request and response bodies, content codings, and budgets.
 
-This package may import `edge/access` for a request's caller, and no other module of `edge`.
+This package may import `edge/access` for a request's caller, and no other package of `edge`.
 """

@@ -1,7 +1,7 @@
-"""Charge received WebSocket bytes that are not processed yet to the budget for request bodies.
+"""Charge received but unprocessed WebSocket bytes to the budget for request bodies.
 
 aiohttp buffers a WebSocket message until the message is complete. A message may be as large as a
-request body, so the bytes of an incomplete message count as those of a body do.
+request body, so the bytes of an incomplete message count like the bytes of a body.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from services.gateway.edge.access.scopes import caller_of
 from services.gateway.edge.http.limits import Room
 
 _CONTROL_HEAD_BYTES: Final = 6
-"""Bytes of a client's control frame besides its payload: head and mask (RFC 6455, 5.2)."""
+"""Overhead in bytes of a client's control frame: head and mask (RFC 6455, 5.2)."""
 TURN_MESSAGES: Final = 16
-"""Messages per iteration of the event loop: under a millisecond for pings (measured)."""
+"""Messages per iteration of the event loop. For pings, this takes under 1 ms (measured)."""
 _CONTROL: Final = frozenset((WSMsgType.PING, WSMsgType.PONG))
 _DATA: Final = frozenset((WSMsgType.TEXT, WSMsgType.BINARY))
 _FREE_BYTES: Final = 1 << 20
-"""Unparsed bytes allowed beyond twice the maximum message, for control frames that have arrived."""
+"""Allowance for unparsed control frames, in addition to twice the size of the largest message."""
 
 LARGE_BYTES: Final = 1 << 20
-"""A message of this size takes 3 ms when it becomes complete, because it is joined, unmasked,
-copied and decoded at once. The largest message takes 40 ms (measured)."""
+"""Size from which messages are parsed in turn. A complete message is joined, unmasked, copied and
+decoded at once. That takes 3 ms for this size and 40 ms for the largest message (measured)."""
 
 
 class Arrivals:
-    """Counts the bytes that one WebSocket holds in memory.
+    """Counts the bytes of one WebSocket in memory.
 
-    It wraps aiohttp's parser, which has no hook. A chunk in which a message ends counts only with
-    that message, so a socket may hold one read of its connection more than is counted. Control
-    frames between the fragments of a message do not end the message, and count nothing.
+    The class wraps aiohttp's parser, which has no hook. When a message ends within a chunk, the rest
+    of the chunk is not counted, so one read of the connection may go uncounted. Control frames
+    between the fragments of a message do not end the message, and are not counted.
 
     Invariant: the budget counts `_held` bytes for this socket, and 0 once the socket is closed.
     """
@@ -48,7 +48,7 @@ class Arrivals:
         room: Room,
         refuse: Callable[[QuorumLogError], None],
     ) -> None:
-        """`socket` must be prepared. `refuse` is called with the error once a limit is exceeded."""
+        """`socket` must be prepared. `refuse` is called with the error if a limit is exceeded."""
         self._protocol = request.protocol
         self._parser, self._queue = take_parser(socket, self._protocol, self, TURN_MESSAGES)
         self._socket, self._room, self._bodies = socket, room, room.bodies
@@ -56,10 +56,10 @@ class Arrivals:
         self._usage = caller_of(request).usage
         self._incomplete_max = 2 * room.limits.body_bytes_max + _FREE_BYTES
         self._looked = 0
-        """How many messages at the head of the queue `_look` has already counted."""
+        """The number of messages at the head of the queue that `_look` has already counted."""
         self._late: list[bytes] = []
         """Chunks that wait for their turn in `LargeMessages`."""
-        self._peer = PEER.get()  # aiohttp calls `feed_data` in another context
+        self._peer = PEER.get()  # here, because aiohttp calls `feed_data` in another context
         self._partial = 0
         self._taken = 0
         self._held = 0
@@ -81,7 +81,7 @@ class Arrivals:
         try:
             is_over = bool(data) and self._parser is not None and self._is_over(data)
         except Exception:
-            # Close the connection, as after an error of `data_received`: the peer must not hang.
+            # Close the connection, as after an error in `data_received`, so that the peer can't hang.
             self._protocol.close()
             raise
         if is_over:
@@ -97,9 +97,7 @@ class Arrivals:
         """Update the count of bytes, and refuse the socket if a limit is exceeded."""
         try:
             if self._partial > self._incomplete_max:
-                raise TooLarge(
-                    "the fragments of a message have more bytes of heads than its data may have"
-                )
+                raise TooLarge("the message has too many fragments: send larger fragments")
             self._count()
         except (Overloaded, TooLarge) as error:
             self._drop()
@@ -109,7 +107,7 @@ class Arrivals:
         return False
 
     def _look(self) -> None:
-        """Subtract messages that have become complete from the bytes of the incomplete message."""
+        """Subtract newly complete messages from the bytes of the incomplete message."""
         messages = messages_in(self._queue)
         for message, size in islice(messages, self._looked, None):
             is_data = message.type in _DATA
@@ -129,12 +127,12 @@ class Arrivals:
         self._late.clear()
 
     async def receive(self) -> WSMessage | None:
-        """Return the next message other than a ping or pong, or None if the wait was cut short.
-        Other requests are served in between, however many messages wait. Raises: Overloaded.
+        """Return the next message other than a ping or pong, or None if the wait was interrupted.
+        The event loop serves other requests even if many messages are queued. Raises: Overloaded.
         """
         while True:
             if messages_in(self._queue):
-                # A message is available, so this does not wait, and needs no place in `waiters`.
+                # A message is queued, so `receive` returns at once and doesn't count in `waiters`.
                 message = await self._socket.receive()
             else:
                 found = await self._room.wait(self._socket.receive())
@@ -152,12 +150,12 @@ class Arrivals:
             await self.paced(message.data)
 
     async def paced(self, data: bytes | str) -> None:
-        """Charge a message or control frame to the token's quotas, and wait if they require it."""
+        """Charge a message or control frame to the token's quotas, and pause if a quota is used up."""
         if self._usage is not None and (wait_s := self._usage.take_message(len(data))):
             await self._room.wait(asyncio.sleep(wait_s))
 
     def take(self, count: int) -> None:
-        """Count the `count` bytes of a message received from the queue, until the next call."""
+        """Until the next call, count the `count` bytes of a message taken from the queue."""
         self._taken = count
         self._count()
 
@@ -168,7 +166,7 @@ class Arrivals:
         self._held = 0
 
     def _count(self) -> None:
-        """Update the budget's count. Raises: Overloaded, but counts the bytes nevertheless."""
+        """Update the budget's count. Raises: Overloaded, although the bytes are counted."""
         held = self._partial + self._taken + bytes_in(self._queue)
         more, self._held = held - self._held, held
         if more <= 0:

@@ -1,6 +1,6 @@
-"""Read request bodies: check the media type, the time they take, and the budget for bodies.
+"""Read request bodies: check the media type, limit the time, and charge the budget for bodies.
 
-A request whose headers already make it invalid is refused before any byte of its body is read.
+Requests with invalid headers are refused before any byte of the body is read.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ M = TypeVar("M", bound=BaseModel)
 _PAUSE_S_MAX: Final = 0.5
 """Maximum pause in seconds after a long parse of a large body."""
 _MARK_BYTES: Final = 80
-"""Maximum memory of a JSON value per mark that `strict.marks` counts in its text (measured)."""
+"""Maximum memory of a JSON value per mark that `strict.marks` counts in the text (measured)."""
 _PLAIN_BYTES_MAX: Final = 2 << 20
-"""A JSON body up to this size with at most _PLAIN_MARKS_MAX values is parsed inline, because its
-strings take less than 15 ms, whatever they contain (measured)."""
+"""Maximum JSON body that is parsed inline if it has at most _PLAIN_MARKS_MAX values. Parsing the
+strings takes less than 15 ms, whatever the content (measured)."""
 _PLAIN_MARKS_MAX: Final = 1 << 14
 _EXPANDED_BYTES_MAX: Final = 1 << 20
-"""Decompressed bytes of a body beyond which `codings.check_expansion` limits the ratio."""
+"""Decompressed size beyond which `codings.check_expansion` limits the compression ratio."""
 _MEMBERS_MAX: Final = 100
-"""Maximum members of a JSON object. No operation has so many fields, and error lists stay short."""
+"""Maximum members of a JSON object. Operations have fewer fields; error lists stay short."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
 def media_type(request: web.Request, known: tuple[str, ...]) -> str:
-    """Return the body's media type, one of `known`, or the first of them if there is no body.
+    """Return the body's media type: one of `known`, or the first of `known` if there is no body.
 
     Raises: UnsupportedMediaType, also for an unknown content coding.
     """
@@ -71,7 +71,7 @@ async def read(request: web.Request, room: limits.Room, bytes_max: int) -> bytes
     """
     length = request.content_length
     if length is not None and length > bytes_max:
-        raise TooLarge(f"the body has {length} bytes; the limit is {bytes_max}")
+        raise TooLarge(f"the body has {length} bytes, but the limit is {bytes_max}")
     if not request.body_exists:
         return b""
     content, unpacker = request.content, codings.unpacker(request)
@@ -82,7 +82,7 @@ async def read(request: web.Request, room: limits.Room, bytes_max: int) -> bytes
             _check_total(len(data), bytes_max)
         room.hold(request, len(data))
         return data
-    # Announced bytes may never arrive, so they are only checked against the budget, not charged.
+    # The announced bytes may never arrive, so the budget is checked, but not charged.
     room.bodies.check(PEER.get(), length or 0)
     return await _read_slowly(request, room, bytes_max, unpacker)
 
@@ -106,7 +106,7 @@ async def _read_slowly(
                     chunks.append(chunk)
                     continue
                 async for piece in codings.unpacked(request, unpacker, chunk):
-                    _check_total(request[codings.UNPACKED], bytes_max, "unpacks to")
+                    _check_total(request[codings.UNPACKED], bytes_max, "decompresses to")
                     codings.check_expansion(request, total, _EXPANDED_BYTES_MAX)
                     room.hold(request, len(piece))
                     limit.extend(len(piece) / bounds.body_rate_bytes_s_min)
@@ -114,10 +114,10 @@ async def _read_slowly(
                 room.drop(request, len(chunk))
     except TimeoutError as error:
         raise RequestTimeout(
-            f"the body was not complete within {bounds.body_timeout_s:g} s: {total} bytes arrived"
+            f"the body was incomplete after {bounds.body_timeout_s:g} s: only {total} bytes arrived"
         ) from error
     except web.RequestPayloadError as error:
-        raise BadRequest("the body's transfer encoding is broken, or it was cut short") from error
+        raise BadRequest("the body is truncated, or its transfer encoding is invalid") from error
     if unpacker is not None:
         unpacker.finish()
     return b"".join(chunks)
@@ -131,10 +131,10 @@ async def in_turn(
     *,
     is_json: bool = True,
 ) -> T:
-    """Return what `use` makes of a body and of the number of its `strict.marks` (None if they were
-    not counted). A large body is parsed in a thread, so that the event loop serves other requests,
-    unless it has few values. The threads parse one body at a time, to bound the memory, and pause
-    after a long parse. Raises: Overloaded, and what `use` raises.
+    """Parse a body with `use`, and return the result. The second argument of `use` is the number of
+    `strict.marks`, or None if not counted. A large body with many values is parsed in a thread, so
+    that the event loop can serve other requests. Only one body is parsed at a time, to bound the
+    memory, with a pause after a long parse. Raises: Overloaded, and the errors of `use`.
     """
     if len(data) <= limits.INLINE_BYTES_MAX:
         return use(data, None)
@@ -160,8 +160,8 @@ async def in_turn(
         finally:
             room.drop(request, held)
     finally:
-        # A parse may hold the interpreter lock for its whole time, so other requests then get as
-        # much. A shorter one than a thread keeps the lock anyway delays them no more than a turn.
+        # A parse may hold the interpreter lock throughout, so afterwards other requests get as much
+        # time. No pause is needed after a parse that is shorter than the lock's switch interval.
         pause_s = took_s if took_s > sys.getswitchinterval() else 0
         asyncio.get_running_loop().call_later(min(pause_s, _PAUSE_S_MAX), room.parsing.release)
 
@@ -172,21 +172,21 @@ def _check_total(total: int, bytes_max: int, does: str = "has") -> None:
 
 
 async def send_continue(request: web.Request) -> None:
-    """Send `100 Continue` if the client waits for it before it sends the body."""
+    """Send `100 Continue` if the client waits for it before sending the body."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # The interim response must not count as a part of the response, which has not begun.
+        # The interim response must not count as a part of the response.
         request.writer.output_size = 0
 
 
 async def ignore_expect(_request: web.Request) -> None:
-    """Ignore the header `Expect` at first: `send_continue` responds to it when the body is read."""
+    """Ignore the header `Expect` for now. `send_continue` responds when the body is read."""
 
 
 async def read_object(
     request: web.Request, room: limits.Room, bytes_max: int = limits.CONTROL_BYTES_MAX
 ) -> dict[str, Any]:
-    """Read the body as a JSON object. A missing body is read as `{}`. Raises: as `read`."""
+    """Read the body as a JSON object. A missing body is read as `{}`. Raises: the errors of `read`."""
     media_type(request, (JSON,))
     data = await read(request, room, min(room.limits.body_bytes_max, bytes_max))
     if not data:
@@ -212,18 +212,18 @@ async def expect_nothing(request: web.Request, room: limits.Room) -> None:
 def expect_no_body(request: web.Request) -> None:
     """Refuse a DELETE request that has a body. Raises: BadRequest."""
     if request.body_exists:
-        raise BadRequest("DELETE accepts no body")
+        raise BadRequest("DELETE accepts no body: send the request without a body")
 
 
 async def read_model(request: web.Request, room: limits.Room, model: type[M]) -> M:
-    """Read the body (a missing one as `{}`) as `model`. Raises: InvalidRequest, and as `read`."""
+    """Read the body as `model`. A missing body is `{}`. Raises: InvalidRequest, errors of `read`."""
     return parsed(await read_object(request, room), model)
 
 
 def parsed(value: dict[str, Any], model: type[M]) -> M:
-    """Validate a JSON object as `model`. Raises: InvalidRequest, which lists pydantic's errors."""
+    """Validate a JSON object as `model`. Raises: InvalidRequest with the list of pydantic's errors."""
     if len(value) > _MEMBERS_MAX:
-        raise invalid("", f"has more than {_MEMBERS_MAX} members")
+        raise invalid("", f"must have at most {_MEMBERS_MAX} members")
     try:
         return model.model_validate(value)
     except ValidationError as error:

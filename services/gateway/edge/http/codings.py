@@ -1,13 +1,13 @@
 """Content codings (RFC 9110, 8.4) of requests and responses (docs/reference/http.md, Compression).
 
-A few bytes may decompress to gigabytes, so no body is decompressed as a whole: `Unpacker` yields
-pieces of bounded size, and its caller charges each piece to its limits before the next piece.
+A few bytes may decompress to gigabytes, so no body is decompressed as a whole. `Unpacker` yields
+pieces of bounded size, and the caller charges each piece before requesting the next piece.
 
 Responses to reads are compressed if they are long enough and have a compressible media type. These
 responses are never compressed:
-- responses about tokens and tickets: the length could reveal a secret next to text of an attacker;
+- responses about tokens and tickets, whose compressed length could reveal a secret to an attacker;
 - responses with an ETag for `If-Match`, which identifies one representation (RFC 9110, 8.8.3);
-- events: each event would need its own flush, and each idle tail its own compressor;
+- events, because each event would need a flush, and each idle tail a compressor;
 - errors.
 """
 
@@ -36,11 +36,11 @@ _EXPANSION_MAX: Final = 100
 """
 
 PIECE_BYTES: Final = 128 << 10
-"""Bytes decompressed before other requests are served: at most 0.33 ms (docs/internals/performance.md)."""
+"""Bytes decompressed before other requests get a turn: at most 0.33 ms (docs/internals/performance.md)."""
 
 MEMBER_BYTES: Final = 4 << 10
-"""Minimum charge for a member (gzip) or frame (zstd): an empty one has nine bytes, but costs as
-much CPU as decompressing this many bytes.
+"""Minimum charge for a member (gzip) or frame (zstd). An empty frame has only nine bytes, but costs
+as much CPU as decompressing this many bytes.
 """
 
 WINDOW_BYTES_MAX: Final = 8 << 20
@@ -53,16 +53,16 @@ _ZSTD_OPTIONS: Final = {
 _NAMES: Final = {"gzip": GZIP, "x-gzip": GZIP, "zstd": ZSTD}
 
 UNPACKED: Final = web.RequestKey("unpacked_bytes", int)
-"""Request key: decompressed bytes of the body that have arrived so far; quotas charge them."""
+"""Request key: decompressed bytes of the body so far. Quotas charge these bytes."""
 SAVED: Final = web.RequestKey("saved_bytes", int)
-"""Request key: bytes that compression has saved in the response so far; quotas charge them too."""
+"""Request key: bytes that compression has saved in the response so far. Quotas charge these bytes."""
 
 
 def coding_of(request: web.Request) -> str | None:
     """Return the content coding of a request's body, or None. Raises: UnsupportedMediaType."""
     if hdrs.CONTENT_ENCODING not in request.headers:
         return None
-    # A header may be sent in several lines, which form one list.
+    # A client may send the header in several lines, which form one list.
     given = ",".join(request.headers.getall(hdrs.CONTENT_ENCODING))
     named = [name for part in given.split(",") if (name := part.strip().lower()) != "identity"]
     if not any(named):
@@ -70,7 +70,7 @@ def coding_of(request: web.Request) -> str | None:
     coding = _NAMES.get(named[0]) if len(named) == 1 else None
     if coding is None:
         raise UnsupportedMediaType(
-            f"the body's Content-Encoding is {given[:100]!r}: use {', '.join(CODINGS)} or none",
+            f"Content-Encoding {given[:100]!r} is not supported: use {', '.join(CODINGS)} or none",
             headers={hdrs.ACCEPT_ENCODING: ", ".join(CODINGS)},
         )
     return coding
@@ -85,7 +85,7 @@ def unpacker(request: web.Request) -> "Unpacker | None":
 class Unpacker:
     """Decompresses one body: a sequence of members (gzip) or frames (zstd).
 
-    Invariant: between two pieces it keeps only the rest of one chunk, and one decoder.
+    Invariant: between two pieces, only the rest of one chunk and one decoder are in memory.
     """
 
     __slots__ = ("_decoder", "_least", "_new", "_produced", "_window", "coding")
@@ -109,9 +109,9 @@ class Unpacker:
         return min(self._produced, self._window) if self._decoder is not None else 0
 
     def pieces(self, chunk: bytes) -> Iterator[tuple[bytes, int]]:
-        """Decompress a chunk of the body to pieces of at most PIECE_BYTES, some empty. Yields each
-        piece with its charge: its length and, at the start of a further member, the bytes by which
-        the previous member was shorter than MEMBER_BYTES. Raises: BadRequest.
+        """Decompress a chunk of the body to pieces of at most PIECE_BYTES, some empty. Yields pairs
+        of piece and charge. The charge is the piece's length. When a further member begins, the
+        bytes that the previous member lacked to MEMBER_BYTES are added. Raises: BadRequest.
         """
         while chunk:
             cost = 0
@@ -131,7 +131,7 @@ class Unpacker:
                     if not piece and decoder.needs_input:
                         break
             except (zlib.error, zstd.ZstdError) as error:
-                raise BadRequest(f"the body is not {self.coding}, or damaged: {error}") from error
+                raise BadRequest(f"the body is not valid {self.coding} data: {error}") from error
             chunk = b""
             if decoder.eof:
                 chunk, self._decoder = decoder.unused_data, None
@@ -139,14 +139,14 @@ class Unpacker:
     def finish(self) -> None:
         """End the body, which may be empty. Raises: BadRequest if the last member is incomplete."""
         if self._decoder is not None:
-            raise BadRequest(f"the body is cut short: its {self.coding} data is incomplete")
+            raise BadRequest(f"the body is truncated: its {self.coding} data is incomplete")
 
 
 async def unpacked(
     request: web.Request, unpacker: Unpacker | None, chunk: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """Decompress a chunk to pieces, which `UNPACKED` counts; other requests are served in between.
-    Without an unpacker, yields the chunk itself. Raises: BadRequest.
+    """Decompress a chunk to pieces, and count them in `UNPACKED`. Other requests get a turn in
+    between. Without an unpacker, yields the chunk itself. Raises: BadRequest.
     """
     if unpacker is None:
         yield chunk
@@ -162,17 +162,17 @@ async def unpacked(
 
 
 def check_expansion(request: web.Request, came: int, first_bytes: int) -> None:
-    """Raise TooLarge if a body decompresses to more than `first_bytes` plus 100 times the `came`
-    received bytes. A small body must not cause far more work than its size suggests.
+    """Raise TooLarge if a body decompresses to more than `first_bytes` plus 100 times the number of
+    received bytes (`came`). A small body must not cause far more work than its size suggests.
     """
     if request[UNPACKED] > first_bytes + _EXPANSION_MAX * came:
         raise TooLarge(
-            f"the body unpacks to over {_EXPANSION_MAX} times its size plus {first_bytes} bytes"
+            f"the body decompresses to over {_EXPANSION_MAX} times its size plus {first_bytes} bytes"
         )
 
 
 class _Gzip:
-    """Decompresses a gzip member with the interface of `ZstdDecompressor`, which zlib lacks."""
+    """A decompressor of a gzip member with the interface of `ZstdDecompressor`."""
 
     __slots__ = ("_decoder",)
 
@@ -197,7 +197,7 @@ class _Gzip:
 
 
 SLICE_BYTES: Final = 64 << 10
-"""Bytes compressed before other requests are served: 0.33 ms (docs/internals/performance.md)."""
+"""Bytes compressed before other requests get a turn: 0.33 ms (docs/internals/performance.md)."""
 
 PACKS: Final = web.RequestKey("packs_answers", bool)
 """Request key: whether the response may be compressed. False for the cluster's own processes."""
@@ -205,16 +205,16 @@ PACKS: Final = web.RequestKey("packs_answers", bool)
 _FORMS: Final = frozenset((JSON, NDJSON, FRAMES, ARROW, OCTETS, HTML, "text/plain"))
 _SECRET: Final = ("/v1/tokens", "/v1/tickets")
 _LEVEL: Final = 1
-"""Level of gzip and zstd. The next levels take 50 % more CPU to save 10 % (docs/internals/performance.md)."""
+"""Level of gzip and zstd. The next level takes 50 % more CPU to save 10 % (docs/internals/performance.md)."""
 _IDENTITY: Final = "identity"
 _WORTH: Final = 8
-"""A response is compressed only if its first slice shrinks by more than one part in this many."""
+"""A response is compressed only if its first slice shrinks by more than 1/_WORTH."""
 _KEPT_BYTES: Final = {GZIP: 256 << 10, ZSTD: 1 << 20}
 """Memory that a compressor keeps (measured)."""
 
 
 def coding_for(request: web.Request, room: Room, response: web.StreamResponse) -> str | None:
-    """Choose the coding of a response, or None, but ignore its length. Updates `Vary`."""
+    """Choose the coding of a response, or None, regardless of its length. Updates `Vary`."""
     if not room.limits.compressed_answer_bytes_min or not _may_be_coded(request, response):
         return None
     vary = response.headers.get(hdrs.VARY)
@@ -236,7 +236,7 @@ def _may_be_coded(request: web.Request, response: web.StreamResponse) -> bool:
 
 @lru_cache(maxsize=256)
 def chosen(accept: str) -> tuple[str | None, bool]:
-    """Return the coding that a client prefers, or None, and whether it accepts plain responses.
+    """Return the coding that a client prefers, or None, and whether plain responses are acceptable.
 
     A coding that matches only `*` is chosen only if the client refuses plain responses. A client
     that accepts no supported coding gets plain responses in any case (RFC 9110, 12.5.3).
@@ -256,7 +256,7 @@ def chosen(accept: str) -> tuple[str | None, bool]:
 
 
 def pack(request: web.Request, room: Room, response: web.Response) -> None:
-    """Compress a response that is small enough to compress at once, if it shrinks."""
+    """Compress a small response at once if compression makes it smaller."""
     coding, body = coding_for(request, room, response), response.body
     if coding is None or not isinstance(body, bytes) or not body:
         return
@@ -290,7 +290,7 @@ class Packer:
             self._packed, self._sync = zlib.compressobj(_LEVEL, wbits=31), zlib.Z_SYNC_FLUSH
 
     async def parts(self, data: bytes, *, is_flushed: bool = False) -> AsyncIterator[bytes]:
-        """Compress `data`; other requests are served in between. `is_flushed`: flush the
+        """Compress `data`. Other requests get a turn in between. With `is_flushed`, flush the
         compressor, so that the client can decode all of `data` at once.
         """
         view = memoryview(data)
@@ -321,8 +321,8 @@ def begin(
     size: int | None = None,
     sample: bytes = b"",
 ) -> Packer | None:
-    """Create a compressor for a response whose head is not sent yet. Returns None if `size` is
-    small, if the `sample` of the beginning does not shrink, or if the budget for responses is full.
+    """Create a compressor for a response whose head is still unsent. Returns None if `size` is
+    small, if `sample` (the beginning) does not shrink, or if the budget for responses is used up.
     """
     coding = coding_for(request, room, response)
     if coding is None:

@@ -1,7 +1,7 @@
 """Share the reads of a tail among its readers: each page is read once, and encoded once per format.
 
-A reader that keeps up gets each page from a window. A reader that falls behind the window reads on
-its own until it has caught up, so a slow reader costs one page and its connection's buffer.
+A reader that keeps up gets each page from a window. A reader that falls behind the window reads its
+own pages until it has caught up. A slow reader costs one page and its connection's buffer.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from quorumlog.errors import QuorumLogError
 log = logging.getLogger(__name__)
 
 _WINDOW_BYTES: Final = 4 << 20
-"""Bytes of pages, at least one page, kept for readers slightly behind (chosen by judgement)."""
+"""Size of the window for readers slightly behind: at least one page (chosen by judgement)."""
 _READ_S: Final = 30.0
-"""How many seconds one read of a follow waits for new items."""
+"""How many seconds a follow's read waits for new items."""
 
 F = TypeVar("F")
 
 
 class Positioned(Protocol):
-    """A page that knows the position after its last item."""
+    """A page with the position after its last item."""
 
     @property
     def next(self) -> int:
@@ -45,7 +45,7 @@ class SharedPage(Generic[P]):
     _forms: dict[Hashable, Any] = field(default_factory=dict)
 
     def form(self, key: Hashable, make: Callable[[P], F]) -> F:
-        """Return the page's encoding `key`; `make` encodes the page at the first call."""
+        """Return the page's encoding `key`. The first call creates the encoding with `make`."""
         if key not in self._forms:
             self._forms[key] = make(self.page)
         made: F = self._forms[key]
@@ -61,15 +61,15 @@ class Followable(ABC, Generic[P]):
 
     @abstractmethod
     def size(self, page: P) -> int:
-        """How many bytes a page takes in memory."""
+        """The size of a page in memory, in bytes."""
 
     @abstractmethod
     def rest(self, page: P, at: int) -> P:
-        """The part of a page from the position `at` on; `at` must lie within the page."""
+        """The part of a page from the position `at` on, which must lie within the page."""
 
     @abstractmethod
     def is_end(self, page: P) -> bool:
-        """Whether a page ends where the ledger or log is closed, so that nothing can follow."""
+        """Whether a page reaches the final end of a closed ledger or log."""
 
 
 class Follow(Generic[P]):
@@ -82,14 +82,14 @@ class Follow(Generic[P]):
     def __init__(self, tail: Followable[P], at: int) -> None:
         self._tail = tail
         self._window: deque[tuple[int, int, SharedPage[P]]] = deque()
-        """For each page of the window: where the page begins, its bytes, and the page itself."""
+        """The position, the size in bytes, and the page, for each page of the window."""
         self._bytes = 0
         self._at = at
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_over = False
 
     async def run(self) -> None:
-        """Read until the end or an error. Each reader then reads on its own, and gets the error."""
+        """Read until the end or an error. The readers then read their own pages, and get the error."""
         try:
             with contextlib.suppress(QuorumLogError):
                 while not self.is_over:
@@ -120,13 +120,13 @@ class Follow(Generic[P]):
             self._news = asyncio.get_running_loop().create_future()
 
     async def after(self, at: int, wait_s: float) -> SharedPage[P] | None:
-        """Wait for the page that begins at `at`. Returns None if the reader must read on its own:
-        the page has left the window, the follow is over, or no page arrived within `wait_s`.
+        """Wait for the page that begins at `at`. Returns None if the page has left the window, the
+        follow is over, or no page arrived within `wait_s`. The reader must then read the page itself.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while at >= self._at and not self.is_over:
-                    # Shielded: a reader that gives up must not cancel the future of other readers.
+                    # The shield keeps a cancelled reader from cancelling the future of all readers.
                     await asyncio.shield(self._news)
         if not self._window or not self._window[0][0] <= at < self._at:
             return None
@@ -139,19 +139,19 @@ class Follow(Generic[P]):
 
 
 class Follows:
-    """The active follows, by tail. Invariant: a tail is followed only while it has readers."""
+    """The active follows, by tail. Invariant: a tail is followed only while the tail has readers."""
 
     def __init__(self) -> None:
         self._followed: dict[Hashable, tuple[Follow[Any], asyncio.Task[None]]] = {}
         self._readers: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
-        """How many tails are followed."""
+        """The number of followed tails."""
         return len(self._followed)
 
     @contextlib.asynccontextmanager
     async def joined(self, key: Hashable) -> AsyncIterator[None]:
-        """Count as a reader of the tail `key` within the block. The last reader ends the follow."""
+        """Count a reader of the tail `key` within the block. The last reader ends the follow."""
         self._readers[key] = self._readers.get(key, 0) + 1
         try:
             yield
@@ -184,14 +184,14 @@ async def shared_tail(
     wait_s: float,
     waited: Callable[[Awaitable[SharedPage[P] | None]], Awaitable[SharedPage[P] | None]],
 ) -> AsyncGenerator[SharedPage[P], None]:
-    """Yield pages from `at` on, and an empty page after `wait_s` without items, until the tail's
-    end. `waited` wraps each wait for a page, so that a waiting request doesn't count as work.
+    """Yield pages from `at` on until the tail's end, and an empty page after `wait_s` without items.
+    `waited` wraps each wait for a page, so that a waiting request doesn't count as in progress.
 
-    Raises: what `tail.read` raises.
+    Raises: the errors of `tail.read`.
     """
     async with follows.joined(key):
         while True:
-            # The reader reads on its own at first, while it is behind, and after an idle wait.
+            # The reader reads its own page at first, while it lags, and after an idle wait.
             shared: SharedPage[P] | None = SharedPage(await tail.read(at))
             while shared is not None:
                 yield shared

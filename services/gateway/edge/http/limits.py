@@ -1,4 +1,4 @@
-"""Limits per request and per gateway, and the budgets that count what requests use."""
+"""Limits per request and per gateway, and the budgets that enforce the gateway's limits."""
 
 import asyncio
 import contextlib
@@ -15,22 +15,22 @@ from quorumlog.net.connections import end_limits, ending_with_the_connection
 from services.gateway.edge.http.follows import Follows
 
 BATCH_ENTRIES_MAX: Final = 10_000
-"""Maximum entries of one append, and of one page (docs/reference/http.md, Bounds)."""
+"""Maximum number of entries in an append or a page (docs/reference/http.md, Bounds)."""
 
 CONTROL_BYTES_MAX: Final = 2 << 20
-"""Maximum JSON body other than an append's: three times the largest commit of a transaction."""
+"""Maximum JSON body, except for appends: three times the largest commit of a transaction."""
 CONTROL_MARKS_MAX: Final = 1 << 16
-"""Maximum commas, colons and opening brackets in a JSON body other than an append's."""
+"""Maximum commas, colons and opening brackets in a JSON body, except for appends."""
 INLINE_BYTES_MAX: Final = 256 << 10
-"""A body up to this size is parsed inline: less than 50 ms of work in the worst case (measured)."""
+"""Maximum body that is parsed inline, which takes less than 50 ms in the worst case (measured)."""
 
 WAIT_MS_MAX: Final = 60_000
 CUSTOM_KEYS_MAX: Final = 64
 CUSTOM_BYTES_MAX: Final = 16 * 1024
 PASSWORD_CHARS_MAX: Final = 1024
-"""Maximum length of a password: enough for any secret, and fits in a header (by judgement)."""
+"""Maximum length of a password, which is sent in a header (chosen by judgement)."""
 READ_BYTES_MAX: Final = 64 << 20
-"""Maximum `max_bytes` of a read: the default limit of a request body of frames."""
+"""Maximum `max_bytes` of a read, equal to the default limit of a request body of frames."""
 
 
 class Limits(BaseModel):
@@ -55,40 +55,40 @@ class Limits(BaseModel):
     stalled_answer_s: float = Field(default=30.0, gt=0, le=3600)
     """How long a client may pause while it reads a response."""
     connections_max: int = Field(default=10_000, ge=1)
-    """Maximum number of connections; beyond it: 429 overloaded."""
+    """Maximum number of connections. Requests on further connections get 429 overloaded."""
     peer_connections_max: int = Field(default=1250, ge=1)
     """Maximum connections of one address, once seven eighths of `CONNECTIONS_MAX` are in use."""
     requests_max: int = Field(default=4096, ge=1)
-    """Maximum number of requests in progress; beyond it: 429 overloaded."""
+    """Maximum number of requests in progress. Further requests get 429 overloaded."""
     peer_requests_max: int = Field(default=512, ge=1)
     """Maximum requests of one address, once seven eighths of `REQUESTS_MAX` are in use."""
     held_bytes_max: int = Field(default=512 << 20, ge=1)
-    """Maximum bytes of request bodies in memory; beyond it: 429 overloaded."""
+    """Maximum bytes of request bodies in memory. Further requests get 429 overloaded."""
     peer_held_bytes_max: int = Field(default=64 << 20, ge=1)
     """Maximum body bytes of one address, once seven eighths of `HELD_BYTES_MAX` are in use."""
     answers_bytes_max: int = Field(default=256 << 20, ge=1)
-    """Maximum bytes of responses that clients have not read yet; beyond it: 429 overloaded."""
+    """Maximum bytes of responses that clients have not read yet. Further reads get 429 overloaded."""
     peer_answers_bytes_max: int = Field(default=32 << 20, ge=1)
-    """Maximum for one address, once seven eighths of `ANSWERS_BYTES_MAX` are in use."""
+    """Maximum unread response bytes of one address, once 7/8 of `ANSWERS_BYTES_MAX` are in use."""
     compressed_answer_bytes_min: int = Field(default=0, ge=0)
-    """Size from which responses to reads are compressed; 0 means never (docs/reference/http.md)."""
+    """Size from which responses to reads are compressed. 0: never (docs/reference/http.md)."""
     waiters_max: int = Field(default=10_000, ge=1)
-    """Maximum number of long polls and tails, which cost no work; beyond it: 429 overloaded."""
+    """Maximum number of waiting long polls and tails. Further requests get 429 overloaded."""
     peer_waiters_max: int = Field(default=1250, ge=1)
-    """Maximum for one address, once seven eighths of `WAITERS_MAX` are in use."""
+    """Maximum waiting requests of one address, once seven eighths of `WAITERS_MAX` are in use."""
 
 
 T = TypeVar("T")
 
 _HELD: Final = web.RequestKey("held_bytes", int)
-"""Request key: how many bytes of the request's body the budget `Room.bodies` counts."""
+"""Request key: bytes of the request's body that are charged to the budget `Room.bodies`."""
 _KEPT: Final = web.RequestKey("kept_bytes", int)
-"""Request key: how many bytes of the request's response the budget `Room.answers` counts."""
+"""Request key: bytes of the response that are charged to the budget `Room.answers`."""
 
 
 class LargeMessages:
-    """Orders the parsing of large messages: one chunk per iteration of the event loop. Otherwise
-    large messages that end at the same time would delay all other requests by their sum.
+    """Limits the parsing of large messages to one chunk per iteration of the event loop. Otherwise
+    large messages that end at the same time would together delay all other requests.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class LargeMessages:
 
 
 class Room:
-    """The budgets of a gateway's edge. Invariant: whatever is taken is given back exactly once."""
+    """The budgets of a gateway's edge. Invariant: each charge is given back exactly once."""
 
     __slots__ = (
         "_waits", "answers", "bodies", "follows", "is_ending", "large_messages", "limits", "parsing", "requests", "waiters",
@@ -122,10 +122,10 @@ class Room:
         self.limits = limits
         self.follows = Follows()
         self.requests = Budget(
-            "requests in work", "REQUESTS_MAX", limits.requests_max, limits.peer_requests_max
+            "requests in progress", "REQUESTS_MAX", limits.requests_max, limits.peer_requests_max
         )
         self.bodies = Budget(
-            "bytes being appended",
+            "bytes of request bodies",
             "HELD_BYTES_MAX",
             limits.held_bytes_max,
             limits.peer_held_bytes_max,
@@ -141,13 +141,13 @@ class Room:
         )
         self.is_ending = False
         self.parsing = asyncio.Semaphore(1)
-        """Held while a large body is parsed: several at once would only use more memory."""
+        """Held while a large body is parsed. Parallel parsing would only use more memory."""
         self.large_messages = LargeMessages()
         self._waits: set[asyncio.Timeout] = set()
 
     async def wait(self, work: Awaitable[T]) -> T | None:
-        """Await `work`, which only waits; meanwhile the request does not count as in progress.
-        None: the client has closed its side, or this process shuts down. Raises: Overloaded.
+        """Await `work`, which uses no CPU. Meanwhile the request does not count as in progress.
+        Returns None if the client disconnects or this process shuts down. Raises: Overloaded.
         """
         peer = PEER.get()
         try:

@@ -26,7 +26,8 @@ def check_charset(content_type: str) -> None:
     for name, _, value in (each.partition("=") for each in parameters):
         is_other = name.strip() == "charset" and value.strip().strip('"') != "utf-8"
         if is_other and media.strip() in (JSON, NDJSON):
-            raise UnsupportedMediaType(f"JSON must be UTF-8, not charset={value.strip()[:100]}")
+            detail = f"charset={value.strip()[:100]} is not supported: send JSON as UTF-8"
+            raise UnsupportedMediaType(detail)
 
 
 def accepted(request: web.Request, offers: tuple[str, ...] = _JSON_ONLY) -> str:
@@ -40,7 +41,7 @@ def accepted(request: web.Request, offers: tuple[str, ...] = _JSON_ONLY) -> str:
     chosen = _negotiated(accept, offers)
     if chosen is None:
         raise NotAcceptable(
-            f"this route can send {', '.join(offers)}, but the header Accept allows none of them"
+            f"the header Accept allows no media type of this route: accept {' or '.join(offers)}"
         )
     return chosen
 
@@ -101,12 +102,12 @@ def json_value(
 
 
 def no_content() -> web.Response:
-    """Create the response 204, for a successful DELETE."""
+    """Create the 204 response to a successful DELETE."""
     return web.Response(status=204, headers={"Cache-Control": "no-store"})
 
 
 def octets(body: bytes, media: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Create a response with bytes whose media type browsers must not guess."""
+    """Create a response with bytes. Browsers must not guess another media type."""
     return web.Response(
         body=body,
         headers={

@@ -1,8 +1,8 @@
 """The middleware of every request: request id, budgets, errors as problem documents, metrics.
 
-Handlers contain no `try`: the middleware converts the errors that they raise to responses. CORS
-headers are added just before a response is sent, so that every response has them: also errors, and
-streams and sockets, whose handlers send the head themselves.
+Handlers contain no `try`, because the middleware converts their errors to responses. CORS headers
+are added just before a response is sent. Thus every response has these headers, including errors,
+streams and sockets.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ EXPOSED: Final = (
     "Stream-Up-To-Date",
     hdrs.WWW_AUTHENTICATE,
 )
-"""Response headers that a browser shows to a page of another origin, besides the default ones."""
+"""Additional response headers that a browser exposes to pages of other origins."""
 
 _EXPOSED: Final = ", ".join(EXPOSED)
 _MAX_AGE_S: Final = "600"
@@ -79,7 +79,7 @@ def allow_origins(
         response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
         asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
         if request.method == hdrs.METH_OPTIONS and asked is not None:
-            # A preflight request: a page may send every method and header that the path accepts.
+            # For a preflight request, allow every method and header that the path accepts.
             allowed = response.headers.get(hdrs.ALLOW, "")
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = allowed
             if wanted := request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS):
@@ -122,7 +122,7 @@ class Metrics(Collector):
         self._sums_s[key] += seconds
 
     def totals(self) -> Iterable[tuple[str, str, int, int, float]]:
-        """Yield, for each method, route and status, the count and the sum of the latencies in s."""
+        """Yield the count and total latency in seconds for each method, route and status."""
         for key, counts in self._counts.items():
             yield *key, sum(counts), self._sums_s[key]
 
@@ -183,12 +183,12 @@ def edge_middleware(
                 hosts.check(request)
                 hosts.check_origin(request, cors_origins)
                 if is_internal:
-                    # Internal requests have no budget: they must not starve behind clients.
+                    # Internal requests have no budget, so that clients can't starve them.
                     check_caller(request)
                 else:
-                    # All these checks come before any byte of the body is read.
+                    # All checks come before any byte of the body is read.
                     if is_draining() and request.method not in _SAFE:
-                        raise errors.ShuttingDown("this gateway is shutting down: use another one")
+                        raise errors.ShuttingDown("this gateway is stopping: use another gateway")
                     if not request.path.startswith("/health"):
                         room.requests.take(peer)
                         place = 1
@@ -204,8 +204,8 @@ def edge_middleware(
             except errors.QuorumLogError as error:
                 response = responses.problem_response(error, instance)
                 if isinstance(error, errors.MetadataUnavailable):
-                    # A load balancer may send the next connection to a gateway that can reach
-                    # metadata.
+                    # A load balancer may direct the next connection to a gateway that can reach
+                    # the metadata service.
                     response.force_close()
             except web.HTTPException as error:
                 response = _answer_to(request, error, instance)
@@ -213,7 +213,7 @@ def edge_middleware(
                 raise
             except web.RequestPayloadError:
                 response = responses.problem_response(
-                    errors.BadRequest("the body is broken or cut short"), instance
+                    errors.BadRequest("the body is truncated or malformed"), instance
                 )
             except Exception:
                 log.exception(
@@ -245,7 +245,7 @@ def edge_middleware(
 
 
 def _answer_to(request: web.Request, error: web.HTTPException, instance: str) -> web.StreamResponse:
-    """Convert an error of aiohttp to a problem, or for OPTIONS to a response with the methods."""
+    """Convert aiohttp's error to a problem, or for OPTIONS to a response with allowed methods."""
     problem = responses.error_of_http(error, request.method, request.path)
     is_server = request.raw_path == "*"  # the server as a whole (RFC 9110, 9.3.7)
     if request.method == hdrs.METH_OPTIONS and (

@@ -1,7 +1,7 @@
-"""Append the items of a stream: gather items while one append is in flight, acknowledge in order.
+"""Append the items of a stream, in order.
 
 One append at a time keeps the stream's order, whichever gateway is the writer. Items that arrive
-meanwhile form the next append: a fast stream makes large runs, and a slow stream is not delayed.
+during an append form the next append. Thus fast streams make large runs; slow streams don't wait.
 """
 
 import asyncio
@@ -39,22 +39,22 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 AppendItems = Callable[[Sequence[T], int | None], Awaitable[EntriesAppended]]
-"""Appends items to a ledger or log, and returns once they are acknowledged. The number, unless
-None, is the entry id or offset that the first item must get.
+"""Appends items to a ledger or log, and returns the acknowledgement. The number, unless None, is
+the entry id or offset that the first item must get.
 """
 
 _RUN_BYTES_MAX: Final = 2 << 20
-"""Maximum bytes of one append: large for the disks, small for a steady pace (by judgement)."""
+"""Maximum bytes of one append: large for throughput, small for a steady pace (chosen by judgement)."""
 _BUFFER_BYTES_MAX: Final = 4 << 20
-"""Bytes that a stream may be ahead of its acknowledgements before the gateway stops reading it."""
+"""Maximum unacknowledged bytes of a stream, at which the gateway stops reading the stream."""
 _ITEM_BYTES: Final = 64
-"""Overhead charged per item, so that a buffer of empty items is bounded too."""
+"""Overhead charged per item, which also bounds the number of empty items in the buffer."""
 
 _LINE_OVERHEAD: Final = 1024
 _LINE_WORK: Final = 100
-"""Overhead of parsing one line, as the number of bytes whose parsing takes as long."""
+"""CPU overhead of parsing one line, in equivalent bytes of the line."""
 _ESCAPED: Final = 6
-"""Maximum bytes of JSON per byte of a payload: \\u0000."""
+"""Maximum bytes of JSON per byte of a payload, as in \\u0000."""
 ParseLine = Callable[[bytes, int, int], T]
 """Parses a line to an item. Arguments: the line, its number, and a payload's maximum bytes."""
 
@@ -63,14 +63,14 @@ ParseLine = Callable[[bytes, int, int], T]
 class Pipe(Generic[T]):
     """Appends the items of one stream: entries, or records of a log.
 
-    Invariants: items are appended in the order in which they were put. After the first error
-    nothing more is appended. The budget counts items in the buffer and items waiting for it.
+    Invariants: items are appended in the order in which they were queued. After the first error, no
+    item is appended. The budget counts items in the buffer, and items that wait for the buffer.
     """
 
     _append: AppendItems[T]
     _room: Room
     _size: Callable[[T], int]
-    """Returns an item's bytes."""
+    """Returns an item's size in bytes."""
     _expect: int | None = None
     """The id or offset that the first item must get."""
     _peer: str = field(default_factory=PEER.get)
@@ -84,11 +84,11 @@ class Pipe(Generic[T]):
     """The error that ended the stream early, if any."""
 
     async def put(self, items: Sequence[T]) -> None:
-        """Queue items to be appended. Waits while the buffer is full. Items that are put after the
-        appends have ended are dropped. Raises: Overloaded.
+        """Queue items to be appended. Waits while the buffer is full. Once the appends have ended,
+        further items are dropped. Raises: Overloaded.
         """
         size = sum(map(self._size, items)) + _ITEM_BYTES * len(items)
-        # Charged before the wait, because these items are already in memory.
+        # Charge before the wait, because these items are already in memory.
         self._room.bodies.take(self._peer, size)
         try:
             while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
@@ -103,10 +103,10 @@ class Pipe(Generic[T]):
         self._filled.set()
 
     def finish(self, error: QuorumLogError | None = None) -> None:
-        """End the stream. All items that were put before are still appended."""
+        """End the stream. Items that are already queued are still appended."""
         if error is not None:
-            # The error's frames hold this pipe, in a cycle, and three forms of the faulty message
-            # of up to 16 MiB. The next full garbage collection may be hours away.
+            # The error's frames reference this pipe, in a cycle, and three forms of the faulty
+            # message of up to 16 MiB. The next full garbage collection may be hours away.
             error.__traceback__ = error.__cause__ = error.__context__ = None
         self.error = self.error or error
         self._is_finished = True
@@ -120,7 +120,7 @@ class Pipe(Generic[T]):
         except QuorumLogError as error:
             self.finish(error)
         except (web.RequestPayloadError, ConnectionError):
-            self.finish(BadRequest("the stream was cut short"))
+            self.finish(BadRequest("the body was truncated: resend the unacknowledged items"))
         except Exception:
             log.exception("unhandled-error")
             self.finish(QuorumLogError())
@@ -141,8 +141,8 @@ class Pipe(Generic[T]):
                     self.error = error
                     return
                 if self._expect is not None:
-                    # The expected id applies to the whole stream: a broken stream may still append
-                    # here while its client continues in another stream.
+                    # The expected id applies to the whole stream, because a broken stream may still
+                    # append here while its client continues in another stream.
                     self._expect = appended.last + 1
                 yield appended
         finally:
@@ -181,8 +181,8 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[
 async def append_lines(
     request: web.Request, room: Room, pipe: Pipe[T], *, parse: ParseLine[T], names: tuple[str, str]
 ) -> web.StreamResponse:
-    """Append one item per line, and respond with one line per acknowledged run, which acknowledges
-    all earlier runs too. `names` are the JSON members for a run's first and last item.
+    """Append one item per line, and respond with one line per acknowledged run. Each acknowledgement
+    covers all earlier runs. `names` are the JSON members for a run's first and last item.
     """
     response: web.StreamResponse | None = None
     async with (
@@ -233,7 +233,7 @@ async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: Par
 
 
 async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes], None]:
-    """Yield the body's lines in groups that arrived together. The budget counts the rest."""
+    """Yield the body's lines in groups that arrived together. The incomplete rest is charged."""
     held, peer = 0, PEER.get()
     try:
         async for lines, rest_bytes in _split(request, room):
@@ -248,10 +248,10 @@ async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes]
 
 
 async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[bytes], int]]:
-    """Yield complete lines, and how many bytes are kept: of the incomplete line and of the decoder.
+    """Yield complete lines, and the bytes that the incomplete line and the decoder keep in memory.
 
-    A line that has begun has a timeout; a stream may pause longer between lines. Neither counts
-    time during which this process was suspended.
+    A line that has begun has a timeout; a stream may pause longer between lines. The timeouts do not
+    count time during which this process was suspended.
     """
     limits, clock, unpacker = room.limits, awake(), codings.unpacker(request)
     line_bytes_max = _ESCAPED * limits.entry_bytes_max + _LINE_OVERHEAD
@@ -261,7 +261,7 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
             async with awake_timeout(deadline - clock.time()):
                 chunk = await room.wait(request.content.readany())
         except TimeoutError as error:
-            raise RequestTimeout("the next line was not complete in time") from error
+            raise RequestTimeout("the next line did not arrive in time") from error
         if chunk is None:
             raise RequestTimeout("this gateway is shutting down: continue at another gateway")
         if not chunk:
@@ -287,5 +287,5 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
                 deadline += len(part) / limits.body_rate_bytes_s_min
             rest += last
             if len(rest) > line_bytes_max:
-                raise TooLarge(f"a line has more than {line_bytes_max} bytes")
+                raise TooLarge(f"a line of the body has more than {line_bytes_max} bytes")
             yield lines, len(rest) + (0 if unpacker is None else unpacker.kept_bytes)

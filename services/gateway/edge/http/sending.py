@@ -1,7 +1,7 @@
 """Send responses to clients that may read slowly, or not at all.
 
-aiohttp buffers a whole response until the client has read it. This module passes a large response
-to aiohttp in slices, and the response counts in the budget `Room.answers` until it is sent.
+aiohttp buffers a whole response until the client has read it. This module instead passes a large
+response to aiohttp in slices, and charges unsent responses to the budget `Room.answers`.
 """
 
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ from services.gateway.edge.http.codings import Packer, begin
 from services.gateway.edge.http.limits import Room
 
 LARGE_BYTES: Final = 64 << 10
-"""Responses up to this size fit in the connection's buffer, which is bounded anyway."""
+"""Responses up to this size fit in the connection's bounded buffer."""
 
 _SLICE_BYTES: Final = 256 << 10
-"""Bytes passed to aiohttp at once, by which the connection's buffer may exceed its limit."""
+"""Size of the slices for aiohttp. The connection's buffer may exceed its limit by one slice."""
 
 
 def large_bytes(response: web.StreamResponse) -> int:
-    """Size in bytes of a large response that is not yet sent; 0 for any other response."""
+    """Size in bytes of an unsent large response; 0 for any other response."""
     body = response.body if isinstance(response, web.Response) else None
     return len(body) if isinstance(body, bytes) and len(body) > LARGE_BYTES else 0
 
@@ -35,7 +35,7 @@ async def write(
     if len(data) <= LARGE_BYTES:
         await _write_slices(response, data, packer, is_flushed=True)
         return
-    # Twice the size: the page that was encoded to these bytes stays in memory as long.
+    # Charge twice the size, because the encoded page stays in memory during the write.
     with room.kept(2 * len(data)):
         await _write_slices(response, data, packer, is_flushed=True)
 
@@ -49,7 +49,7 @@ async def send_whole(
     request: web.Request, room: Room, response: web.Response
 ) -> web.StreamResponse:
     """Send a large response at the client's pace. The caller has reserved its budget."""
-    assert isinstance(response.body, bytes), "it is large"
+    assert isinstance(response.body, bytes), "a large response has a body of bytes"
     sent = web.StreamResponse(status=response.status, headers=response.headers)
     packer = begin(request, room, sent, size=len(response.body), sample=response.body)
     if packer is None:
@@ -64,7 +64,7 @@ async def send_whole(
 async def send_parts(
     request: web.Request, room: Room, head: web.Response, parts: Iterable[bytes]
 ) -> web.StreamResponse:
-    """Send a large response in generated parts, of which only one is in memory at a time."""
+    """Send a large response in generated parts. Only one part is in memory at a time."""
     sent = web.StreamResponse(status=head.status, headers=head.headers)
     sent.headers.popall(hdrs.CONTENT_LENGTH, None)
     rest = iter(parts)

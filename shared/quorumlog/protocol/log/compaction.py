@@ -32,7 +32,7 @@ GROUP_BYTES_MAX: Final = 256 << 20
 
 DIRTY_BYTES_MIN: Final = 1 << 20
 """Minimum dirty bytes for a pass, unless it is the log's first pass or has MERGED_MIN dirty
-ledgers. Chosen by judgement, because each pass may use up one of a ledger's REPLACED_MAX."""
+ledgers. Chosen by judgement, because each pass may count against a ledger's REPLACED_MAX."""
 
 _DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
 """The settings that determine the records that a pass may remove. If one changes, the pass ends."""
@@ -300,9 +300,8 @@ class PassState:
         return None if self.is_over else (items, compaction)
 
     def rewritten(self, row: LogMetadata | None) -> None:
-        """Note that the next group was rewritten. `row`: the log's new metadata; None if the
-        rewrite failed, which ends the pass, because a ledger may become clean only after all
-        earlier ones (clause 3).
+        """Record that a group was rewritten. `row`: the log's new metadata; None ends the pass, as
+        the rewrite failed, and no ledger may become clean before earlier ones (clause 3).
         """
         assert self._groups is not None
         self._groups.popleft()

@@ -132,9 +132,7 @@ class Handover:
     created_at: str | None = None
     """For DELETE and FORCE, the log's creation time; None: the log that the first read returns."""
     term: str | None = None
-    """For DELETE, the term of the keeper that found the log expired; None: the log need not have
-    expired.
-    """
+    """For DELETE, the term of the keeper that found the log expired; None: expired or not."""
     step: HandoverStep = HandoverStep.WAITING
     tries: int = 0
     row: LogMetadata | None = None
@@ -177,7 +175,7 @@ class Handover:
             return HandoverDone(reported(result, self.log))
         if self.creates and result.state is LogState.CLOSED:
             # A batch has ended the log (rule 25b).
-            return HandoverDone(LogClosed(_closed(self.log), log=self.log))
+            return HandoverDone(LogClosed(f"the log {self.log} is closed", log=self.log))
         if self.aim is Aim.FORCE:
             return HandoverDone(result)
         return HandoverDone(answer=True) if self.aim is Aim.HEAL else HandoverDone()
@@ -216,8 +214,7 @@ class Handover:
             case Aim.HEAL:
                 return EntryUnavailable("this gateway is shutting down: retry", log=self.log)
             case Aim.DELETE:
-                detail = "this gateway is shutting down: check whether the log still exists"
-                return ShuttingDown(detail, log=self.log, outcome=UNKNOWN)
+                return ShuttingDown("this gateway ends: retry", log=self.log, outcome=UNKNOWN)
             case _:
                 return ending(self.log)
 
@@ -259,7 +256,7 @@ class Handover:
                 return HandoverDone(answer=True)
             return self._ask(HandoverStep.FINDING, ReadLedger(item.ledger_id))
         if row.state is LogState.CLOSED and self.aim is not Aim.DRAIN:
-            return HandoverDone(LogClosed(_closed(self.log), log=self.log))
+            return HandoverDone(LogClosed(f"the log {self.log} is closed", log=self.log))
         if self.aim is Aim.FORCE:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if self._last is not None:
@@ -330,10 +327,6 @@ class Handover:
 def deleted(log: str) -> NoSuchLog:
     """The error for a request whose log was deleted while the request waited."""
     return NoSuchLog(f"the log {log} was deleted meanwhile", log=log)
-
-
-def _closed(log: str) -> str:
-    return f"the log {log} is closed: create another log to append more records"
 
 
 def reported(error: QuorumLogError, log: str) -> QuorumLogError:

@@ -2,9 +2,8 @@
 
     IDLE -> CHECKING -> READING -> CREATING -> WRITING -> CLOSING -> SWAPPING -> DONE
 
-The swap adds the index to the log's metadata. Safety never depends on an index, because a ledger
-without an index is read in full. Until the swap, no log names the new ledger, so the sweep of
-orphans deletes it if the process ends (rule 22).
+The swap adds the index to the log's metadata. Until then, no log names the new ledger, so the sweep
+of orphans deletes it if the process ends (rule 22). A ledger without an index is read in full.
 """
 
 from collections.abc import Collection
@@ -96,9 +95,7 @@ class Indexing:
     """The state machine that indexes one ledger of a log. Its last effect is RewriteDone."""
 
     def __init__(self, log: LogMetadata, item: LogItem) -> None:
-        """Prepare an indexing. `log`: the metadata as last read. `item`: one of the log's own
-        sealed ledgers.
-        """
+        """Prepare an indexing. `log`: the metadata as last read. `item`: a sealed item of it."""
         assert item.last_offset is not None, "the ledger must be sealed (rule 27e)"
         assert not log.is_shared(item), "the ledger must be the log's own (rule 27e)"
         self.stage = IndexStage.IDLE
@@ -186,8 +183,7 @@ class Indexing:
 
     def _checked(self, ledger: LedgerMetadata) -> None:
         last = ledger.last_entry or 0
-        many = f"the ledger has more than {ENTRIES_MAX} entries"
-        why = many if last >= ENTRIES_MAX else unfit(ledger)
+        why = "the ledger has too many entries" if last >= ENTRIES_MAX else unfit(ledger)
         if why:
             self._spoil(why)
         else:
@@ -212,8 +208,7 @@ class Indexing:
                 raise BadBatch(f"entries of ledger {self._item.ledger_id} are lost")
             for entry_id, data in read.entries:
                 if entry_id != self._entry:
-                    detail = f"entry {self._entry} of ledger {self._item.ledger_id} is missing"
-                    raise BadBatch(detail)
+                    raise BadBatch(f"entry {self._entry} of the ledger is missing")
                 self._keys.add(entry_id, keys_of(data))
                 self._entry += 1
                 if self._keys.pairs > PAIRS_MAX:
@@ -240,10 +235,7 @@ class Indexing:
 
     def _closed(self, closed: LedgerMetadata) -> None:
         if closed.last_entry != self._written - 1:
-            detail = (
-                f"ledger {closed.ledger_id} was closed at entry {closed.last_entry}, but the index"
-                f" was written up to {self._written - 1}"
-            )
+            detail = f"the index ends at {closed.last_entry}, not at {self._written - 1}"
             self._give_up(WriterLost(detail, log=self._log.name))
         else:
             self._swap(self._log)

@@ -277,10 +277,7 @@ class Job:
 
     def _closed(self, closed: LedgerMetadata, held: Tenancy, now: Now) -> JobNext:
         if closed.last_entry != held.pipe.next_entry - 1:
-            detail = (
-                f"ledger {held.ledger_id} was closed at entry {closed.last_entry}, but this gateway"
-                f" wrote up to {held.pipe.next_entry - 1}"
-            )
+            detail = f"the ledger ends at {closed.last_entry}, not at {held.pipe.next_entry - 1}"
             return JobUndone(WriterLost(detail, log=held.log.name), Fate.ENDS)
         self.end = (held.ledger_id, held.pipe.records, closed.length or 0)
         return self._swap(held, now)

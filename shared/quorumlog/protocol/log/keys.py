@@ -148,10 +148,7 @@ def bucket_of(key: bytes, buckets: int) -> int:
     """The bucket of a key in an index. Raises: BadIndex if no index can have `buckets` buckets."""
     bits = buckets.bit_length() - 1
     if buckets != 1 << max(bits, 0) or bits > _PART_BITS:
-        raise BadIndex(
-            f"an index must have a power of two of buckets, at most {1 << _PART_BITS} (got"
-            f" {buckets})"
-        )
+        raise BadIndex(f"an index must have 2^n buckets, n <= {_PART_BITS} (got {buckets})")
     return hash_of(key) >> 64 - bits
 
 
@@ -169,10 +166,7 @@ class Bucket:
         version, bits, self.number, count, about, last = _HEAD.unpack(head)
         self._bits = bits
         if (version, 1 << bits, about, last) != (_VERSION, buckets, ledger_id, last_entry):
-            raise BadIndex(
-                f"the bucket is of another index: ledger {about} up to entry {last}, {1 << bits}"
-                f" buckets, version {version}"
-            )
+            raise BadIndex(f"the bucket is of another index, of ledger {about} to entry {last}")
         if len(columns) != count * _PAIR_BYTES or data[_HEAD.size : at] != _digest(head, columns):
             raise BadIndex(f"bucket {self.number} is damaged: its size or digest is wrong")
         self.size = len(data)

@@ -1,11 +1,10 @@
 """Decides which ledgers of a log are merged next, so that each byte is rewritten only a few times.
 
-A merge covers at least MERGED_MIN adjacent ledgers that are smaller than a power of GROWTH, in one
-of two cases:
+A merge covers at least MERGED_MIN adjacent ledgers that are smaller than a power of GROWTH, if:
 
-- Together they have at least GROWTH times the bytes of the largest one. Each such merge multiplies
-  the size of the ledger that contains a byte by GROWTH or more.
-- They are a gap, with larger ledgers on both sides, so no ledger will join them. The ledgers of a
+- they have at least GROWTH times the bytes of the largest one. Each such merge multiplies the size
+  of the ledger that contains a byte by GROWTH or more; or
+- they are a gap, with larger ledgers on both sides, so no ledger will join them. The ledgers of a
   gap are merged once for each second power of GROWTH.
 
 So a byte in a ledger of n bytes was rewritten at most 1.5 * log(n) / log(GROWTH) times, and fewer
@@ -91,7 +90,7 @@ def adjacent(items: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
 
 
 def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tuple[LogItem, ...]]:
-    """Split adjacent ledgers into parts of at most `bytes_max`, each of which one may replace."""
+    """Split adjacent ledgers into parts of at most `bytes_max`, each replaceable by one ledger."""
     settings = row.settings
     # A ledger that replaced too many others can't be compacted.
     replaced_max = REPLACED_MAX // _PART if settings.compacts else REPLACED_MAX

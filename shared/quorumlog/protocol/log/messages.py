@@ -39,8 +39,7 @@ class Append:
     """A request to append to a log. Its batch `data` becomes one entry (rule 25)."""
 
     data: bytes
-    """The batch of `count` records and the producer, without append time and number of records
-    before it."""
+    """The batch with `count` records and the producer, before `batch.placed` completes it."""
     count: int
     producer: ProducerSeq | None = None
     expect: int | None = None
@@ -100,8 +99,7 @@ class Consult:
     """A request to the gateway that owns the log, answered without the log's machines."""
 
     data: bytes
-    """The request's bytes. If an owner is lost, the request is sent again, and must count only once
-    (rule 32)."""
+    """The request's bytes. A request that is sent again after a loss must count once (rule 32)."""
 
 
 class Here(Enum):
@@ -158,8 +156,7 @@ class ReadTransaction:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """End a transaction, and publish these ledgers by a compare-and-swap of the log's metadata.
-    Answered by Committed or RowChanged. If `log` is None, only reads the transaction's first
-    answer.
+    Answered by Committed or RowChanged. If `log` is None, only returns the first answer.
     """
 
     transaction: str
@@ -433,9 +430,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class TakeoverDone:
-    """A takeover has ended. `log`: the metadata afterwards, None if another gateway won, or the
-    error.
-    """
+    """A takeover has ended. `log`: the metadata, None if another gateway won, or the error."""
 
     log: LogMetadata | QuorumLogError | None
 
@@ -515,8 +510,7 @@ class ForceAsked:
     creates: bool
     finish: Finish
     created_at: str | None = None
-    """The creation time of the log to change, so that no later log of its name is changed (rule
-    27b)."""
+    """The creation time of the log to change. No later log of the name is changed (rule 27b)."""
     once: Once | None = None
     """The client's request that `finish` carries out; None if it may be carried out twice."""
 
@@ -582,7 +576,7 @@ class HeadLearned:
 
 @dataclass(frozen=True, slots=True)
 class RowTaken:
-    """Another process changed the metadata without ending this owner, such as by a truncation."""
+    """Another process changed the metadata without ending this owner (a truncation)."""
 
     log: LogMetadata
 

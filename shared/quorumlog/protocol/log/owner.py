@@ -147,9 +147,7 @@ class Owner:
         self._jobs: deque[Job] = deque()
         self._is_roll_asked = False
         self._is_named = False
-        """Whether metadata that was read after the ledger's first entry was on disk names the
-        ledger's place (rule 18f).
-        """
+        """Whether the metadata named the ledger after its first entry was on disk (rule 18f)."""
         self._durable_to = NO_ENTRY
         """The last entry that is on disk, even if it is not acknowledged."""
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
@@ -274,10 +272,7 @@ class Owner:
     ) -> None:
         for request, call in requests:
             if not are_again and len(self._pipe.in_flight) + len(self._waiting) >= IN_FLIGHT_MAX:
-                full = Overloaded(
-                    f"{IN_FLIGHT_MAX} appends to log {self.log.name} are waiting: retry later",
-                    log=self.log.name,
-                )
+                full = Overloaded("too many appends to the log wait: retry", log=self.log.name)
                 self._out.append(Resolve(request, full))
             else:
                 self._append(PendingAppend(request, call), now)
@@ -310,8 +305,8 @@ class Owner:
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
         """Acknowledge entries that are on disk, in order. Before a ledger's first acknowledgement,
-        read the metadata, because a database that went back may have lost the ledger. A later loss
-        can't be accepted before a rebuild has read the ledger's place from copies (rule 18f).
+        read the metadata, because a restored database may have lost the ledger. A later loss can't
+        be accepted before a rebuild has read the ledger's place from copies (rule 18f).
         """
         if self.is_ended or event.ledger_id != self.ledger_id:
             return
@@ -454,7 +449,7 @@ class Owner:
         elif isinstance(value, LogMetadata) and self._names(value):
             self._settle()
         elif isinstance(value, NoSuchLedger | LogMetadata):
-            # The ledger was deleted under another owner, or the database went back.
+            # The ledger was deleted under another owner, or the database was restored.
             lost = WriterLost(f"ledger {self.ledger_id} of the request is gone", log=self.log.name)
             self._lose(lost)
         elif not isinstance(value, QuorumLogError):
@@ -605,9 +600,7 @@ class Owner:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 
     def _discard(self, job: Job) -> None:
-        """Delete the ledger that a job created, unless the log names it. If that fails, the sweep
-        repeats the deletion.
-        """
+        """Delete the ledger that a job created, unless the log names it."""
         if job.new is not None:
             self._ask(DeleteLedger(job.new))
 
@@ -620,6 +613,5 @@ class Owner:
 def not_the_owner(name: str) -> NotTheOwner:
     """The error for a request that was not carried out, as this gateway doesn't own the log."""
     return NotTheOwner(
-        f"this gateway does not own log {name}, and has not carried out the request: retry",
-        log=name,
+        "this gateway does not own the log, and ignored the request: retry", log=name
     )

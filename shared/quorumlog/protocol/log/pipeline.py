@@ -1,7 +1,7 @@
 """The appends to one ledger of a log: assigns entry ids and offsets, and acknowledges in order.
 
 Invariants (checked by `check`):
-  - each entry's records begin at the number of records before it, so offsets are dense (rule 25);
+  - an entry's records directly follow those of earlier entries, so offsets are dense (rule 25);
   - `in_flight` is in the order of entry ids, and acknowledged from its head only.
 """
 
@@ -67,9 +67,8 @@ class Pipeline:
         packs: bool = False,
         seq: str | None = None,
     ) -> None:
-        """Begin with an empty ledger. `item`: the ledger's item, with its first offset.
-        `appended_ms`: the last earlier append time. `seq`: the last stream sequence. `packs`:
-        whether to compress the columns of batches.
+        """Begin with the empty ledger of `item`, which must have a first offset. `appended_ms`,
+        `seq`: the last append time and stream sequence. `packs`: whether to compress batches.
         """
         assert item.first_offset is not None, "the ledger must have a first offset (rule 23)"
         self.ledger_id = item.ledger_id
@@ -114,10 +113,7 @@ class Pipeline:
         self._check_since(call.since)
         pending.appended_ms = now.stamp_ms(self.appended_ms)
         if len(call.data) > batch.BATCH_BYTES_MAX:
-            raise TooLarge(
-                f"a record batch may have at most {batch.BATCH_BYTES_MAX} bytes (got"
-                f" {len(call.data)}): send fewer records"
-            )
+            raise TooLarge(f"a batch has at most {batch.BATCH_BYTES_MAX} bytes: send fewer records")
         data = batch.placed(
             call.data,
             append_time_ms=pending.appended_ms,
@@ -179,9 +175,7 @@ class Pipeline:
     def _check_seq(self, seq: str | None) -> None:
         """Raise StreamSeqRegression unless `seq` is above the last one, byte by byte (rule 25a)."""
         if seq is not None and self.seq is not None and seq.encode() <= self.seq.encode():
-            raise StreamSeqRegression(
-                f"Stream-Seq must be above the last one, {self.seq!r} (got {seq!r})"
-            )
+            raise StreamSeqRegression(f"Stream-Seq must be above {self.seq!r} (got {seq!r})")
 
     def to_submit(self) -> tuple[bytes, ...]:
         """The newest entries, which were begun since the last call."""

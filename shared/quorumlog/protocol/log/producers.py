@@ -92,7 +92,7 @@ class ProducerTable(Generic[P]):
             )
         if state is not None and request.epoch < state.epoch:
             raise StaleProducer(
-                f"producer {request.id} is in epoch {state.epoch}, later than {request.epoch}",
+                f"producer {request.id} is in epoch {state.epoch}: epoch {request.epoch} has ended",
                 producer_epoch=state.epoch,
             )
         if state is None or request.epoch > state.epoch:
@@ -106,7 +106,7 @@ class ProducerTable(Generic[P]):
         return _repeated(state, request, content)
 
     def begin(self, request: ProducerSeq, content: str, pending: P) -> object:
-        """Note a request in flight, after `find` returned None. Returns a value for `undo`."""
+        """Record a request in flight, after `find` returned None. Returns a value for `undo`."""
         before = self._states.get(request.id)
         state = self._state(request)
         assert request.seq == state.next_seq, "find() must have returned None"
@@ -125,7 +125,7 @@ class ProducerTable(Generic[P]):
             del self._states[request.id]
 
     def done(self, request: ProducerSeq, answer: Answer, *, now_ms: int) -> None:
-        """Note that a request, appended at the log's time `now_ms`, is acknowledged. A replayed
+        """Record that a request, appended at the log's time `now_ms`, is acknowledged. A replayed
         request, which was never begun, is accepted without checks.
         """
         state = self._states.get(request.id)
@@ -160,7 +160,7 @@ class ProducerTable(Generic[P]):
         return max(state.answers, default=None) if state is not None else None
 
     def lost(self, end: int) -> None:
-        """Note that requests below an offset are lost, so their producers are unknown (rule 31)."""
+        """Record that requests below an offset are lost, and their producers unknown (rule 31)."""
         self.forgotten_end = max(self.forgotten_end, end)
 
     def snapshot(self) -> tuple[Producer, ...]:

@@ -53,7 +53,7 @@ SECONDS_MAX: Final = 240.0
 sweep would delete the new ledger as an orphan (`ORPHAN_AGE_S`)."""
 
 GAP_MAX: Final = 1 << 31
-"""Maximum offsets that one batch covers, including removed records, as 32 bits count them."""
+"""Maximum offsets that one batch covers, including removed records. The count has 32 bits."""
 
 
 def unfit(ledger: LedgerMetadata) -> str | None:
@@ -234,10 +234,7 @@ class Rewrite:
         """Read the next batches of the old ledgers. After the last batch, finish."""
         while self._entry > self._last_entries[self._index]:
             if self._offset != (self._item.last_offset or 0) + 1:
-                detail = (
-                    f"the ledger's records end at offset {self._offset - 1}, but the log's metadata"
-                    f" has {self._item.last_offset}"
-                )
+                detail = f"the records end at {self._offset - 1}, not at {self._item.last_offset}"
                 self._spoil(self._item.ledger_id, detail)
                 return
             if self._index + 1 == len(self._items):
@@ -277,8 +274,7 @@ class Rewrite:
                     self._create()
                     return
             if self._entry != read.next:
-                detail = f"entry {self._entry} of ledger {item.ledger_id} is missing"
-                raise batch.BadBatch(detail)
+                raise batch.BadBatch(f"entry {self._entry} of the ledger is missing")
         except batch.BadBatch as error:
             self._spoil(item.ledger_id, str(error))
             return
@@ -294,15 +290,12 @@ class Rewrite:
         self._ask(RewriteStage.WRITING, WriteBatches(self._new, first, tuple(payloads)))
 
     def _next(self, item: LogItem, entry_id: int, head: batch.BatchHead) -> int:
-        """Note that a batch was read. Returns its first offset. Raises: BadBatch if the batch does
-        not follow the last one.
+        """Record that a batch was read, and return its first offset. Raises: BadBatch if the batch
+        does not follow the last one.
         """
         first = (item.first_offset or 0) + head.records_before
         if entry_id != self._entry or first != self._offset or head.is_end:
-            raise batch.BadBatch(
-                f"entry {entry_id} at offset {first} must be entry {self._entry} at offset"
-                f" {self._offset}, without an end mark"
-            )
+            raise batch.BadBatch(f"entry {entry_id} at offset {first} does not continue the log")
         self._entry += 1
         self._offset += head.count
         return first
@@ -375,10 +368,7 @@ class Rewrite:
 
     def _closed(self, closed: LedgerMetadata) -> None:
         if closed.last_entry != self._written - 1 or closed.last_entry == NO_ENTRY:
-            detail = (
-                f"ledger {closed.ledger_id} was closed at entry {closed.last_entry}, but the rewrite"
-                f" wrote up to {self._written - 1}"
-            )
+            detail = f"the new ledger ends at {closed.last_entry}, not at {self._written - 1}"
             self._give_up(WriterLost(detail, log=self._log.name))
             return
         self._size = closed.length or 0

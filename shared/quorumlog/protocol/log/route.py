@@ -10,7 +10,7 @@ change the owner (`handover.py`). Only one handover runs at a time, and requests
 wait for its end. Owner and takeover are separate machines, which the route steps.
 
 Invariants (checked by `check`):
-  - a live owner and another process are never both known (rule 22);
+  - a live owner here and an owner elsewhere are never known at the same time (rule 22);
   - liveness: no request waits while the owner is known, or while no search for it is running.
 """
 
@@ -92,9 +92,7 @@ class LogRoute:
     """Routes requests to one log, in one gateway."""
 
     def __init__(self, name: str, me: str, *, settle_s: float) -> None:
-        """Begin without a known owner. `me`: this process's name in metadata. `settle_s`: as for
-        Owner.
-        """
+        """Begin without an owner. `me`: this process's name in metadata. `settle_s`: as in Owner."""
         self.name = name
         self._me = me
         self._settle_s = settle_s
@@ -395,7 +393,7 @@ class LogRoute:
             self._search()
 
     def _is_awaited(self, request: RequestKey) -> bool:
-        """Whether a client still waits for the request. Also removes the abandoned request."""
+        """Whether a client still waits for the request. Forgets a request that was abandoned."""
         return self._abandoned.pop(request, self) is self
 
     # --- handovers -------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ ANSWERS_MAX = 64
 requests in flight."""
 
 LOG_LEDGERS_MAX = 10_000
-"""Maximum ledgers of a log. Then retention or `truncate` must drop some before more are added."""
+"""Maximum ledgers of a log. A full log must be truncated before more ledgers are added."""
 
 ROW_ANSWERS_MAX = 4096
 """Maximum answers in a log's producer table, about 400 KiB of JSON. Each producer keeps at least
@@ -117,8 +117,7 @@ class LogItem:
     """The ledger with the index of this ledger's keys, NO_KEYS (-1) if it has none, or None if it
     has no index (rule 27e)."""
     compacted_ms: Number = 0
-    """The time since which the ledger is clean (rule 27d); 0 if it is dirty, so it may have records
-    of a key whose newer record no pass has seen."""
+    """The time since which the ledger is clean; 0 if it is dirty (rule 27d)."""
 
     @property
     def is_empty(self) -> bool:
@@ -164,7 +163,7 @@ class LogSettings:
     delete_retention_s: Number = DAY_S
     """Seconds for which compaction keeps tombstones."""
     max_dirty_percent: Annotated[int, Bounds(ge=0, le=100)] = 50
-    """The percentage of dirty bytes from which on a log is compacted."""
+    """The percentage of dirty bytes at which a log is compacted."""
     batch_compression: Annotated[str, Bounds(pattern="^(none|zstd)$")] = "none"
     """The compression of the columns of record batches: `none` or `zstd` (`packed.py`)."""
     custom: Pairs = ()
@@ -246,10 +245,9 @@ class LogMetadata(Value):
     """The expiry of the log after a time without use; None: never."""
     forked_at: Number | None = None
     """A fork's first own offset; None if the log is not a fork. Items that begin below are shared,
-    so their ledgers were created for other logs. There, the last one may have later records."""
+    so their ledgers were created for other logs. The last one may have later records there."""
     read_ms: Number = field(default=0, compare=False)
-    """The store's time at which it returned this metadata, in ms since 1970; 0 if not from the
-    store."""
+    """The store's time when it returned this metadata, in ms since 1970; 0 if unknown."""
 
     def check(self) -> None:
         """Assert the invariants of this metadata."""
@@ -263,7 +261,7 @@ class LogMetadata(Value):
         assert is_placed, "all items except the last must have a first_offset (rule 23)"
         ids = [item.ledger_id for item in self.items]
         ids += [item.index for item in self.items if item.index not in {None, NO_KEYS}]
-        assert len(set(ids)) == len(ids), "items must not name a ledger twice"
+        assert len(set(ids)) == len(ids), "items must name each ledger only once"
         is_final = all(item.index is None for item in self.unsealed)
         assert is_final, "only sealed ledgers may have an index (rule 27e)"
         for item in self.shared:
@@ -378,8 +376,7 @@ class LogMetadata(Value):
     def with_ledger(self, ledger_id: int) -> "LogMetadata":
         """The log with a new last ledger, whose start is unknown until the previous one ends."""
         assert self.state is LogState.OPEN
-        is_placed = all(item.first_offset is not None for item in self.items)
-        assert is_placed, "no other ledger may be added ahead (rule 23)"
+        assert all(item.first_offset is not None for item in self.items), "one ahead (rule 23)"
         return replace(self, items=(*self.items, LogItem(ledger_id, None)))
 
     def with_ends(
@@ -559,9 +556,7 @@ class LogMetadata(Value):
         return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
 
     def cleaned(self, items: Sequence[LogItem], compacted_ms: int) -> "LogMetadata":
-        """The log in which these items are clean since `compacted_ms`, or since an earlier time
-        (rule 27d).
-        """
+        """The log in which these items are clean, since `compacted_ms` or earlier (rule 27d)."""
         ids = {item.ledger_id for item in items if not item.compacted_ms}
         return replace(
             self,

@@ -212,8 +212,8 @@ class Takeover:
         head = batch.decode_head(data)
         first = item.first_offset or 0
         if head.has_gaps:
-            # Requests are missing, so all producers are unknown. Only a rebuild from bookies leaves
-            # no ledger behind a compacted one (rule 27d).
+            # Requests are missing, so all producers are unknown. A compacted ledger is the last one
+            # only after a rebuild from bookies (rule 27d).
             self._is_compacted = True
             end = first + self._ends[item.ledger_id].records
             self.producers = ProducerTable((), forgotten_end=end)
@@ -290,8 +290,7 @@ def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
     if len(log.items) < LOG_LEDGERS_MAX - spare:
         return None
     return LogFull(
-        f"the log has {len(log.items)} ledgers, and {LOG_LEDGERS_MAX - spare} is the maximum here:"
-        " truncate the log, or set its retention",
+        f"the log has {len(log.items)} ledgers, too many: truncate it, or set its retention",
         log=log.name,
     )
 

@@ -54,8 +54,7 @@ class Tenancy:
         """Raise LogFenced unless a writer with this token (from `open`) may append."""
         mine = self.log.writer_token
         if (token or 0) != mine and (token is not None or mine):
-            detail = f"the log accepts only the writer token {mine}: open it to get a new token"
-            raise LogFenced(detail, log=self.log.name)
+            raise LogFenced(f"the writer token must be {mine}: open the log", log=self.log.name)
 
     def is_roll_due(self, now: Now) -> bool:
         """Whether the ledger has reached a limit of the log's settings."""

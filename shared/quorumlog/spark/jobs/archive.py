@@ -3,11 +3,11 @@
 Files are under `<path>/log=<name>/date=<day>/`, named by their range of offsets. A run writes
 records to a temporary folder, reads them back, and compares them with the log's records (number,
 offsets, a digest of each). Then it moves the files into place with a manifest, and advances the
-log's `archived_through` by compare-and-swap. After a run that died, the next run continues at
+log's `archived_through` by compare-and-swap. If a run dies, the next run continues at
 `archived_through` and removes the files that the dead run left. If two runs archive a log at once,
 one gives up, and leaves the other's files alone. With `--truncate` the log then drops its
-completely archived ledgers, as far as this archive has all records from the log's first offset on.
-Before that, every file of the archive is read again, including the files of earlier runs.
+completely archived ledgers, up to the first gap in this archive. Before the truncation, every file
+of the archive is read again, including the files of earlier runs.
 """
 
 import datetime as dt
@@ -34,8 +34,8 @@ _NAME: Final = re.compile(r".*/([0-9]+)-([0-9]+)(?:-[0-9a-f]{8}-[0-9]+\.parquet|
 """Paths of data files and manifests; names begin with the range of offsets (exclusive end)."""
 _DIGESTED: Final = ("offset", "key", "value", "timestamp", "headers")
 _GLOBS: Final = re.compile(r"[][{}*?\\]")
-"""Characters that Spark reads as a pattern: it would read other files than it wrote."""
-_RIVAL: Final = "another run archived this log meanwhile"
+"""Pattern characters of Spark: with them in a path, it would read other files than it wrote."""
+_RIVAL: Final = "another run archived this log meanwhile: run the job again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class File:
 
 
 def _age(text: str) -> dt.timedelta:
-    """An age in seconds. Raises: typer.BadParameter."""
+    """Parse an age in seconds. Raises: typer.BadParameter."""
     try:
         age = dt.timedelta(seconds=float(text))
     except (OverflowError, ValueError):
-        raise typer.BadParameter(f"{text!r} is not a valid float.") from None
+        raise typer.BadParameter(f"the age must be a number of seconds, not {text!r}") from None
     if age < dt.timedelta():
-        raise typer.BadParameter(f"{text} is not in the range x>=0.0.")
+        raise typer.BadParameter(f"the age must be at least 0 seconds, not {text}")
     return age
 
 
@@ -69,7 +69,7 @@ def run(
     log: Annotated[str, typer.Option(help="The log.")],
     path: Annotated[str, typer.Option(help="A folder, or any path that Hadoop can write to.")],
     through: Annotated[
-        int | None, typer.Option(min=0, help="Up to this offset, exclusive.")
+        int | None, typer.Option(min=0, help="Archive records up to this offset, exclusive.")
     ] = None,
     older_than: Annotated[
         dt.timedelta | None,
@@ -123,7 +123,7 @@ def _archive(
     span: tuple[int, int],
     known: int | None,
 ) -> list[File]:
-    """Copy a range, and record it in the log, archived through `known`. Raises: JobFailed."""
+    """Copy a range of a log that is archived through `known`, and record it. Raises: JobFailed."""
     (start, end), log, meant = span, store.log, {"created": store.created_at}
     store.find_leftovers(start)
     job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
@@ -141,7 +141,7 @@ def _archive(
         raise job.JobFailed(_RIVAL) from None
     except QuorumLogError as error:
         raise job.JobFailed(
-            f"the files are in place, but the log could not be updated: {error.detail}"
+            f"the files are in place, but the log could not be updated: {error.detail}; run the job again"
         ) from None
     if not store.is_own(start, end):
         # Another run copied the same range; the manifest decides whose files count.
@@ -154,10 +154,9 @@ def _archive(
 def _truncate(
     gateways: Gateways, row: Mapping[str, Any], end: int, store: "_Store"
 ) -> tuple[int, list[str]]:
-    """Drop the log's ledgers below `end`, as far as the archive at this path has all records from
-    the log's first offset on. After the truncation there may be no other copy, so every file of
-    every manifest is read again, whichever run wrote it. Returns the log's first offset, and a note
-    if the archive ends before `end`.
+    """Drop the log's ledgers below `end`, up to the first gap in the archive at this path. The
+    archive may become the only copy, so every file of every manifest is read again, whichever run
+    wrote the file. Returns the log's first offset, and a note if the archive ends before `end`.
     """
     covered = first = int(row["first_offset"])
     manifests = store.manifests_from(first, end, row["archived_through"])
@@ -173,7 +172,7 @@ def _truncate(
             _verify(frame, (manifest["first"], manifest["through"]), rows, digest)
         except (PySparkException, Py4JError) as error:
             raise job.JobFailed(
-                f"nothing was truncated: the archive of {manifest['first']} to {covered - 1} can't be read:"
+                f"nothing was truncated: the archive of offsets {manifest['first']} to {covered - 1} can't be read:"
                 f" {job.cause_of(error)}"
             ) from None
     if store.manifests_from(first, end, row["archived_through"]) != manifests:
@@ -186,8 +185,8 @@ def _truncate(
             raise job.JobFailed(f"the truncation's outcome is unknown: {error.detail}") from None
         first = int(answer["first_offset"])
     note = (
-        f"nothing from offset {covered} on was truncated: no archive of it is at this --path. "
-        "Truncate with the --path where earlier records were archived"
+        f"nothing from offset {covered} on was truncated, because this --path has no archive of it. "
+        "Use the --path to which these records were archived"
     )
     return first, [note] if covered < end else []
 
@@ -198,7 +197,7 @@ def _end(
     """The end of the last ledger that is sealed and old enough."""
     if through is not None:
         if through > row["next_offset"]:
-            raise job.JobFailed(f"the log ends at offset {row['next_offset']}")
+            raise job.JobFailed(f"--through is above the log's end, {row['next_offset']}")
         return through
     end = int(row["first_offset"])
     limit = None if older_than is None else dt.datetime.now(dt.UTC) - older_than
@@ -265,8 +264,8 @@ def _copy(
 
 
 def _verify(frame: DataFrame, span: tuple[int, int], rows: int, digest: Any) -> None:
-    """Check files' records: number, offsets within a range, and digests computed anew. There may be
-    fewer records than offsets: compaction has removed the others, or they have expired.
+    """Check the files' records: their number, their range of offsets, and their recomputed digests.
+    There may be fewer records than offsets, because others were compacted away or have expired.
 
     Raises: JobFailed.
     """
@@ -290,35 +289,35 @@ class _Store:
     """The archive's files, on any file system that Spark can reach."""
 
     def __init__(self, spark: SparkSession, root: str, log: str, created_at: str) -> None:
-        """`created_at`: the log's creation time, which tells logs of one name apart.
+        """`created_at`: the log's creation time, which distinguishes logs of the same name.
         Raises: JobFailed.
         """
         if _GLOBS.search(root):
             raise job.JobFailed(
-                f"--path {root}: Spark reads []{{}}*? and \\ as a pattern: choose another name"
+                f"--path {root}: Spark reads []{{}}*? and \\ as a pattern: choose another path"
             )
         context = job.context_of(spark)
         if context is None:
             raise job.JobFailed(
-                "archive moves files with Hadoop, which Spark Connect does not offer: run it in a session that is"
-                " no remote one, such as that of python -m quorumlog.spark.jobs.archive"
+                "archive moves files with Hadoop, which Spark Connect does not offer: run it in a local"
+                " session, for example with python -m quorumlog.spark.jobs.archive"
             )
         jvm = context._jvm  # noqa: SLF001 - there is no public way to Hadoop's file systems
-        assert jvm is not None, "a classic session"
+        assert jvm is not None, "a classic session must have a JVM"
         self._path: Any = jvm.org.apache.hadoop.fs.Path
         configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
         self._root, self._run = root.rstrip("/"), uuid.uuid4().hex[:8]
         self.spark, self.log, self.created_at = spark, log, created_at
         self._files: Any = self._path(self._root).getFileSystem(configuration)
         self.leftovers: list[str] = []
-        """Files of this run's range, or beyond, that existed when the run began."""
+        """Files that existed when the run began, of this run's range or of later ranges."""
 
     def aside(self) -> str:
         """A run's temporary folder; Spark ignores names that begin with a dot."""
         return f"{self._root}/.archive-{self.log}-{self._run}"
 
     def manifest(self, start: int, end: int) -> str:
-        """The path of a range's manifest, which names the range's files."""
+        """The path of a range's manifest, which lists the range's files."""
         return f"{self._root}/_manifests/{self.log}/{start}-{end}.json"
 
     def publish(self, staged: Sequence[File], start: int, end: int) -> list[File]:
@@ -329,7 +328,7 @@ class _Store:
             self._files.mkdirs(self._path(folder))
             target = f"{folder}/{start}-{end}-{self._run}-{number}.parquet"
             if not self._files.rename(self._path(item.file), self._path(target)):
-                raise job.JobFailed(f"{target} can't be created")
+                raise job.JobFailed(f"{target} can't be created: check the permissions of --path")
             placed.append(replace(item, file=target))
         own = f"/{start}-{end}.json"
         # The manifest of the same range is overwritten.
@@ -354,10 +353,10 @@ class _Store:
         return placed
 
     def find_leftovers(self, start: int) -> None:
-        """Note files that unfinished runs left: temporary ones, and files of ranges that begin
-        where this run begins, or beyond. None of these files count as archived, since
-        `archived_through` is where this run begins, but another run may still be at work on them.
-        Once this run has won, no other run can win, and the files are removed.
+        """Record the files that unfinished runs left: temporary files, and files of ranges that begin
+        at this run's start or later. These files are not archived, because this run begins at
+        `archived_through`, but another run may still be writing them. Once this run has won, no
+        other run can win, and the files are removed.
         """
         manifests = self._ranges("_manifests/")
         # Each run compared the log's creation time before it wrote, so one manifest is enough.
@@ -382,7 +381,7 @@ class _Store:
             self.leftovers += [f"{self._root}/{name}" for name in names if aside.fullmatch(name)]
 
     def is_own(self, start: int, end: int) -> bool:
-        """Whether the manifest of a range is this run's."""
+        """Whether this run wrote the manifest of a range."""
         return self._said(self.manifest(start, end)).get("run") == self._run
 
     def withdraw(self, files: Sequence[File], start: int, end: int) -> None:
@@ -393,8 +392,8 @@ class _Store:
 
     def manifests_from(self, start: int, end: int, archived: int) -> list[dict[str, Any]]:
         """The manifests that cover this log from `start` on without a gap, in order, up to `end` or
-        to the first gap. Manifests beyond `archived`, the end of the log's archive, do not count:
-        an unfinished run may have written them, and removes its files if another run was faster.
+        to the first gap. Manifests beyond `archived`, the end of the log's archive, do not count,
+        because an unfinished run may have written them, and removes its files if another run wins.
         """
         found: list[dict[str, Any]] = []
         ranges = self._ranges("_manifests/")
@@ -412,16 +411,16 @@ class _Store:
         return found
 
     def at(self, relative: str) -> str:
-        """The path of a file that a manifest names."""
+        """The full path of a file in a manifest."""
         return f"{self._root}/{relative}"
 
     def _relative(self, path: str) -> str:
-        """A file's path as manifests have it, even if Hadoop lists the file as `file:/…`."""
+        """A file's path as stored in manifests, even if Hadoop lists the file as `file:/…`."""
         folders = (f"/log={self.log}/", f"/_manifests/{self.log}/", f"/.archive-{self.log}-")
         return path[max(path.rfind(folder) for folder in folders) + 1 :]
 
     def _said(self, manifest: str) -> dict[str, Any]:
-        """The content of a manifest; empty if there is none, or only a part from a killed run."""
+        """The content of a manifest; empty if it is missing, or incomplete because its run was killed."""
         if not self._files.exists(self._path(manifest)):
             return {}
         stream = self._files.open(self._path(manifest))
@@ -452,7 +451,7 @@ class _Store:
 
 def _check(given: Mapping[str, Any]) -> None:
     if given["through"] is not None and given["older_than"] is not None:
-        raise typer.BadParameter("give either --through or --older-than")
+        raise typer.BadParameter("give either --through or --older-than, not both")
 
 
 app = job.program("archive", run, __doc__, _check)

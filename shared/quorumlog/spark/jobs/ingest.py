@@ -1,10 +1,10 @@
-"""Append files, a table or a query that Spark can read to a log: all of it exactly once, or none.
+"""Append files, a table or a query's rows to a log: all of them exactly once, or none.
 
-Two SQL expressions make records of rows: `--value` (by default the row as JSON) and `--key`. The
-files of `--path` are appended in the order of their names, or as `--order` says (Spark would begin
+Two SQL expressions turn rows into records: `--value` (by default the row as JSON) and `--key`. The
+files of `--path` are appended in the order of their names, or in the order that `--order` sets (Spark would begin
 with the largest file). With `--app` and `--version` a second run of the same version is a no-op, so
-a scheduler may repeat the run. `--stream` appends the files that are new since the last run, which
-`--checkpoint` remembers, and ends.
+a scheduler may repeat the run. `--stream` appends the files that are new since the last run, as
+recorded in `--checkpoint`, and ends.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ def run(
         report |= {"rows": sum(row["count"] for row in counts), "ledgers": len(counts)}
         return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
     _ensure(gateway, log, create)
-    job.say(f"ingest: onto {log}")
+    job.say(f"ingest: appending to {log}")
     urls = job.urls_of(gateway)
     done = append_batches(records, log=log, app=app, version=version, gateway_url=urls)
     rows = [(item.log, item.transaction, *ledger) for item in done for ledger in item.ledgers]
@@ -188,7 +188,7 @@ def _read(
     options: Mapping[str, str],
 ) -> DataFrame:
     if (path is None) == (query is None):
-        raise job.JobFailed("name what to read: either --path or --query")
+        raise job.JobFailed("give either --path or --query")
     if query is not None:
         return spark.sql(query)
     return spark.read.format(kind).options(**options).load(path)
@@ -272,7 +272,7 @@ def _asked(
         str | None, typer.Option(help="The name of the app that ingests; with --version.")
     ] = None,
     version: Annotated[
-        int | None, typer.Option(min=0, help="The app's version; a second run of it is a no-op.")
+        int | None, typer.Option(min=0, help="The app's version; its second run is a no-op.")
     ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="The maximum number of ledgers.")
@@ -280,7 +280,7 @@ def _asked(
     order: Annotated[
         FileOrder | None,
         typer.Option(
-            help="The order of files: by name (default), by the time of their change, or as Spark reads."
+            help="The order of files: by name (default), by modification time, or as Spark reads."
         ),
     ] = None,
     create: Annotated[
@@ -294,11 +294,11 @@ def _asked(
         str | None, typer.Option(help="The folder in which a stream stores its progress.")
     ] = None,
     schema: Annotated[
-        str | None, typer.Option(help="The schema of a stream's files that have none: a string, …")
+        str | None, typer.Option(help="Schema for a stream's files without one: a string, …")
     ] = None,
     dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
-    """Call `run` or `stream`, as the command line says."""
+    """Call `run`, or `stream` if --stream is given."""
     given: dict[str, Any] = {"log": log, "path": path, "kind": kind, "value": value, "key": key}
     given |= {"create": _settings(setting or ()) if create else None, "dry_run": dry_run}
     given["options"] = {
@@ -311,7 +311,7 @@ def _asked(
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Raise BadParameter if options do not go together."""
+    """Raise BadParameter for options that can't be combined."""
     is_stream, path = given["is_stream"], given["path"]
     of_batches, of_streams = (
         ("query", "app", "version", "partitions", "order"),
@@ -319,15 +319,17 @@ def _check(given: Mapping[str, Any]) -> None:
     )
     for name in of_batches if is_stream else of_streams:
         if given[name] is not None:
-            raise typer.BadParameter(f"--{name} is {'not ' if is_stream else ''}for --stream")
+            raise typer.BadParameter(
+                f"--{name} {'conflicts with' if is_stream else 'needs'} --stream"
+            )
     if is_stream and (path is None or given["checkpoint"] is None):
         raise typer.BadParameter("--stream needs --path and --checkpoint")
     if not is_stream and (path is None) == (given["query"] is None):
-        raise typer.BadParameter("name what to read: either --path or --query")
+        raise typer.BadParameter("give either --path or --query")
     if given["setting"] and not given["create"]:
-        raise typer.BadParameter("--setting is for a log that --create makes")
+        raise typer.BadParameter("--setting needs --create")
     if (given["app"] is None) != (given["version"] is None):
-        raise typer.BadParameter("--app and --version go together")
+        raise typer.BadParameter("set both --app and --version, or neither")
     if not all("=" in text for text in given["option"] or ()):
         raise typer.BadParameter("--option must be name=value")
     _settings(given["setting"] or ())

@@ -34,7 +34,7 @@ FAILED: Final = 3
 
 def _checked_urls(text: str | None) -> str | None:
     if text is not None and not _are_urls(text):
-        raise typer.BadParameter(f"{text!r} is not a list of URLs: write http://host:port,…")
+        raise typer.BadParameter(f"{text!r} is not a list of URLs: use http://host:port,…")
     return text
 
 
@@ -56,7 +56,7 @@ RepairOption = Annotated[
     typer.Option(
         "--repair",
         metavar="METADATA_URLS",
-        help="Queue repairs of missing and corrupt copies in the metadata service with these URLs.",
+        help="URLs of metadata services that queue repairs of missing and corrupt copies.",
         callback=_checked_urls,
     ),
 ]
@@ -97,7 +97,7 @@ def urls_of(urls: str | Sequence[str]) -> str:
     """URLs in the form of the option `gateway.url`. Raises: JobFailed."""
     text = urls if isinstance(urls, str) else ",".join(urls)
     if not _are_urls(text):
-        raise JobFailed(f"{text!r} is not a list of URLs: write http://host:port,…")
+        raise JobFailed(f"{text!r} is not a list of URLs: use http://host:port,…")
     return text
 
 
@@ -118,7 +118,7 @@ def context_of(spark: SparkSession) -> SparkContext | None:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks run at once, as far as the session knows."""
+    """The number of tasks that run at once, according to the session."""
     context = context_of(spark)
     return 8 if context is None else max(1, context.defaultParallelism)
 
@@ -146,7 +146,7 @@ def program(
     check: Callable[[Mapping[str, Any]], object] = lambda _given: None,
 ) -> typer.Typer:
     """Make a job's command line: --gateway, the parameters of `run` as options, and --json.
-    `check` raises BadParameter if options do not go together.
+    `check` raises BadParameter for options that can't be combined.
     """
 
     def called(gateway: str, *, as_json: bool, **given: Any) -> None:
@@ -166,7 +166,7 @@ def program(
 
 
 def main(name: str, work: Callable[[SparkSession], JobResult], *, as_json: bool) -> None:
-    """Run a job in a session of its own, print the report, exit with the job's status.
+    """Run a job in its own session, print the report, exit with the job's status.
 
     The arguments are checked before the session starts, so exit status 2 needs no Java.
     """
@@ -212,7 +212,7 @@ def attempt(name: str, call: Callable[[], JobResult]) -> JobResult:
 
 
 def cause_of(error: Exception) -> str:
-    """The line of the last Python exception in the long text in which Spark wraps exceptions."""
+    """The last Python exception's line in the long text in which Spark wraps exceptions."""
     lines = [line for line in str(error).splitlines() if _RAISED.match(line)]
     return lines[-1] if lines else first_line(error)
 

@@ -1,9 +1,9 @@
-"""Statistics of ledgers and their growth, and a plan of retention: what may be deleted.
+"""Statistics of ledgers and their growth, and a retention plan, which lists deletable ledgers and copies.
 
 The plan lists ledgers that their log's retention may drop (`expired`), ledgers that were created for a
-log and that no log names (`orphan`), and copies on bookies of ledgers that metadata does not know
+log and that no log references (`orphan`), and copies on bookies of ledgers that have no metadata
 (`unknown`). Ledgers that are not archived yet, or younger than the grace period, are listed as
-excluded, with the reason. The job deletes nothing: owners of logs and bookies delete by themselves, on proof.
+excluded, with the reason. The job deletes nothing: log owners and bookies delete data once deletion is proven safe.
 """
 
 import datetime as dt
@@ -79,9 +79,9 @@ class Inventory:
     ledgers: dict[int, dict[str, Any]]
     logs: list[dict[str, Any]]
     held: dict[int, dict[str, dict[str, Any]]]
-    """What bookies report that they hold, by ledger and bookie."""
+    """The copies that bookies report, by ledger and bookie."""
     silent: tuple[str, ...]
-    """Bookies that did not answer: what they hold is unknown."""
+    """Bookies that did not respond, so their copies are unknown."""
 
 
 def run(
@@ -90,9 +90,7 @@ def run(
     *,
     grace_s: Annotated[
         float,
-        typer.Option(
-            "--grace", min=0.0, help="Seconds for which a ledger that no log names is kept."
-        ),
+        typer.Option("--grace", min=0.0, help="Seconds for which an orphaned ledger is kept."),
     ] = GRACE_S,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
     prometheus: Annotated[
@@ -138,7 +136,7 @@ def run(
 
 
 def read(gateways: Gateways) -> Inventory:
-    """Read all ledgers and logs, and what bookies hold. Raises: QuorumLogError."""
+    """Read all ledgers and logs, and the copies on bookies. Raises: QuorumLogError."""
     ledgers = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
     logs = gateways.pages("/v1/logs", "logs")
     held: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
@@ -188,8 +186,8 @@ def plan(inventory: Inventory, *, now: dt.datetime, grace_s: float) -> list[Cand
 
 def _expired(log: Mapping[str, Any], inventory: Inventory, now: dt.datetime) -> list[Candidate]:
     """The sealed ledgers, oldest first, that a log's retention may drop. Ages count from a ledger's
-    creation, which the API shows. Retention counts from the sealing: the list may be early, not
-    late.
+    creation, which the API shows. Retention counts from the sealing, so a ledger may be listed too
+    early, but never too late.
     """
     settings = log["settings"]
     if settings.get("cleanup_policy") == "compact":
@@ -312,7 +310,7 @@ def _summary(candidates: Iterable[Candidate]) -> dict[str, Any]:
 
 
 def _bytes(row: Mapping[str, Any], inventory: Inventory) -> int:
-    """A ledger's payload bytes; if it is open, the most that any bookie holds of it."""
+    """A ledger's payload bytes. For an open ledger, the largest number that a bookie reports."""
     if row["length"] is not None:
         return int(row["length"])
     held = inventory.held.get(row["ledger_id"], {})
@@ -324,7 +322,7 @@ def _time(text: str) -> dt.datetime:
 
 
 def _metrics(report: Mapping[str, Any]) -> str:
-    """The figures for Prometheus' textfile collector."""
+    """Format the figures for Prometheus' textfile collector."""
     lines = [f"quorumlog_stats_time_seconds {int(time.time())}"]  # noqa: TID251 - a date, for people
     lines += [
         f"quorumlog_stats_{name} {report[name]}"

@@ -2,7 +2,7 @@
 
 If members of a write set differ, the range of entries is halved until it is clear which entries are
 missing, corrupt, divergent or extra. Findings are checked again with fresh metadata before they are
-reported. A bookie that does not answer, or is in limbo, proves nothing: `unreachable` does not mean
+reported. A bookie that does not respond, or is in limbo, proves nothing: `unreachable` does not mean
 `missing`. The job disturbs no writer, and changes nothing unless it is asked to queue repairs.
 """
 
@@ -97,7 +97,7 @@ def run(
         status, notes = job.DONE, []
         if kinds[spans.UNREACHABLE]:
             status = job.FAILED
-            notes = ["some bookies could not be asked: nothing is known of their copies"]
+            notes = ["some bookies could not be reached: their copies are unknown"]
         if any(kinds[kind] for kind in spans.DAMAGE):
             status = job.FOUND
         return job.JobResult(job.frame_of(spark, found, spans.SCHEMA), report, status, notes)
@@ -106,7 +106,7 @@ def run(
 def _rows(
     gateways: Gateways, ledgers: Sequence[int] | None, sample: float
 ) -> dict[int, dict[str, Any]]:
-    """The ledgers to check, by id; `confirmed` is added: the end of the ledger, or its LAC."""
+    """The ledgers to check, by id. Each gets the field `confirmed`: its end or its LAC."""
     if ledgers is None:
         found = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
     else:
@@ -152,7 +152,7 @@ def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> spans.Book
 
 
 def _holders(cluster: spans.BookieUrls) -> dict[int, dict[str, int]]:
-    """The highest entry that each bookie holds of each ledger."""
+    """The highest entry of each ledger on each bookie."""
     found: dict[int, dict[str, int]] = {}
     for name, url in cluster.urls.items():
         try:
@@ -199,8 +199,8 @@ def _again(
     old: spans.BookieUrls,
     findings: Sequence[spans.Finding],
 ) -> list[spans.Finding]:
-    """Check ledgers with findings again, by fresh metadata: ledgers may have changed meanwhile."""
-    job.say(f"scrub: {len(findings)} findings are checked again")
+    """Check ledgers with findings again with fresh metadata, because they may have changed."""
+    job.say(f"scrub: checking {len(findings)} findings again")
     time.sleep(_SETTLE_S)
     rows = _rows(gateways, sorted({finding.ledger for finding in findings}), 1.0)
     cluster = replace(_cluster(gateways, 0.0, spark), rate=old.rate)
@@ -212,7 +212,7 @@ def _beyond(
     rows: Mapping[int, Mapping[str, Any]],
     holders: Mapping[int, Mapping[str, int]],
 ) -> list[spans.Finding]:
-    """Copies beyond the end of closed ledgers, and of ledgers that do not exist."""
+    """Find copies beyond the end of closed ledgers, and of ledgers that do not exist."""
     found = []
     for ledger_id, members in sorted(holders.items()):
         row = rows.get(ledger_id)
@@ -239,7 +239,7 @@ def _beyond(
 
 def _queue(queue: Gateways, findings: Sequence[spans.Finding]) -> int:
     """Queue repairs, and return their number. Autorecovery reads fresh metadata before it copies
-    entries. An operator must decide which of divergent copies is right. Raises: JobFailed.
+    entries. An operator must decide which one of divergent copies is right. Raises: JobFailed.
     """
     items = [
         {

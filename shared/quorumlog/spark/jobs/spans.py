@@ -1,9 +1,9 @@
 """The tasks of the job `scrub`: compare replicas of spans of entries by their digests.
 
-A span is some entries of one fragment that share a write set. Each member is asked for a digest of
-the span. Equal digests prove that the replicas are equal. Otherwise the span is halved until it is
-clear which entries of which member are missing, damaged or different. Executors load this module,
-so it imports only what executors have.
+A span is some entries of one fragment that share a write set. The job requests a digest of the span
+from each member. Equal digests prove that the replicas are equal. Otherwise the span is halved
+until it is clear which entries of which member are missing, damaged or different. Executors load
+this module, so it imports only what executors have.
 """
 
 import json
@@ -28,7 +28,7 @@ EXTRA: Final = "extra"
 UNREACHABLE: Final = "unreachable"
 
 DAMAGE: Final = (MISSING, CORRUPT, DIVERGENT)
-"""The kinds that mean damage of a copy. `extra` only costs space; `unreachable` proves nothing."""
+"""The kinds that mean a damaged copy. `extra` only costs space; `unreachable` proves nothing."""
 
 SCHEMA: Final = (
     "ledger long, first long, last long, bookie string, kind string, survivors int, detail string"
@@ -36,7 +36,7 @@ SCHEMA: Final = (
 """The schema of findings."""
 
 BOOKIE_S: Final = 30.0
-"""The deadline of a bookie's answer, with retries."""
+"""The deadline of a request to a bookie, with retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Span:
     is_complete: bool
     """Whether every member should have every entry, because no writer works on the fragment."""
     strangers: Sequence[str] = ()
-    """Bookies that hold entries of the ledger, but are not in the write set."""
+    """Bookies that store entries of the ledger, but are not in the write set."""
 
     @property
     def count(self) -> int:
@@ -81,17 +81,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class MemberDigest:
-    """A member's answer about a span."""
+    """A member's digest of a span."""
 
     entry_count: int
-    """The number of entries that it has and can read."""
+    """The number of entries that the member has and can read."""
     digest: str
     is_damaged: bool
-    """Whether it has entries that it can't read."""
+    """Whether the member has entries that it can't read."""
 
 
 Ask = Callable[[str, Span], MemberDigest | str]
-"""Asks a member about a span; returns the answer, or as text why there is none."""
+"""Requests a member's digest of a span; returns the digest, or the reason for its absence."""
 
 
 def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span]:
@@ -137,7 +137,7 @@ def judge(span: Span, ask: Ask) -> list[Finding]:
 
 
 def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
-    """Findings with neighbours merged: consecutive entries of one span are `modulus` apart."""
+    """Merge neighbouring findings: consecutive entries of one span are `modulus` apart."""
     ranges: dict[Finding, list[tuple[int, int]]] = {}
     for found in findings:
         ranges.setdefault(replace(found, first=0, last=0), []).append((found.first, found.last))
@@ -149,8 +149,8 @@ def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
 
 
 def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
-    """Compare the members' copies of a span, and of its halves until each half is clear: every
-    member has all of its entries or none, and those that have them have the same bytes.
+    """Compare the members' copies of a span. If they differ, compare the halves, until in each part
+    every member has all entries or none, and all copies have the same bytes.
     """
     answers: dict[str, MemberDigest] = {}
     for member in members:
@@ -163,7 +163,7 @@ def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
         else:
             answers[member] = held
     digests = Counter(held.digest for held in answers.values() if held.entry_count)
-    # In an open fragment fewer entries prove nothing yet, but then the digests differ too.
+    # In an open fragment, a smaller number of entries proves nothing yet.
     is_whole = {held.entry_count for held in answers.values()} <= {0, span.count}
     is_alike = len(digests) <= 1 and not any(held.is_damaged for held in answers.values())
     is_clear = is_alike and (is_whole or not span.is_complete)
@@ -187,7 +187,7 @@ def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
 
 
 def _extra(span: Span, ask: Ask) -> Iterator[Finding]:
-    """Copies of a span's entries on bookies that should not hold them."""
+    """Find copies of a span's entries on bookies that should not store them."""
     for member in span.strangers:
         held = ask(member, span)
         if isinstance(held, str) or not (held.entry_count or held.is_damaged):
@@ -245,7 +245,7 @@ def judging(cluster: BookieUrls) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 class _Asking:
-    """Asks members over HTTP, no faster than the rate allows."""
+    """Requests digests from members over HTTP, within the rate limit."""
 
     def __init__(self, cluster: BookieUrls, stack: ExitStack) -> None:
         """`stack` closes the connections."""
@@ -257,9 +257,9 @@ class _Asking:
         name = member_name(member)
         url, current = self._cluster.urls.get(name), self._cluster.current.get(name)
         if url is None:
-            return "it is lost"
+            return "the bookie is lost"
         if current != member:
-            return f"it is {current} now"
+            return f"the bookie is {current} now"
         self._pace(span.count)
         if name not in self._bookies:
             self._bookies[name] = self._stack.enter_context(
@@ -274,9 +274,9 @@ class _Asking:
             return f"{error.code}: {error.detail}"
         (found,) = answer["digests"]
         if answer["bookie"] != member:
-            return f"it is {answer['bookie']} now"
+            return f"the bookie is {answer['bookie']} now"
         if answer["limbo"] and found["entries"] < span.count:
-            return "it is in limbo: what it lacks is unknown"
+            return "the bookie is in limbo: its missing entries are unknown"
         return MemberDigest(found["entries"], found["digest"], bool(found["damaged"]))
 
     def _pace(self, entry_count: int) -> None:

@@ -415,6 +415,6 @@ async def test_a_ledger_whose_bookies_registered_anew_meanwhile_is_placed_at_tho
             return listed
 
         monkeypatch.setattr(world.engine.directory, "_fetch", stale)
-        with pytest.raises(NotEnoughBookies, match=r"registered again .* registered: bookie-"):
+        with pytest.raises(NotEnoughBookies, match=r"registered again .*registered: bookie-"):
             await ledger(world.engine)
         assert await world.metadata.list() == ([row], None)

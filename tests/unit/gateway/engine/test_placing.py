@@ -34,7 +34,7 @@ async def test_an_ensemble_in_enough_zones_is_not_degraded() -> None:
 
 async def test_too_few_zones_are_refused_or_marked_degraded_as_configured() -> None:
     strict = await placing("aaa", enforces=True)
-    with pytest.raises(NotEnoughBookies, match="1 zones, but 2 are required"):
+    with pytest.raises(NotEnoughBookies, match="1 zones, but ZONES_MIN requires 2"):
         await strict.new_ensemble(QUORUM, allow_degraded=False)
 
     lenient = await placing("aaa", enforces=False)

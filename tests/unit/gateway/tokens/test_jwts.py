@@ -204,7 +204,7 @@ async def test_quotas_count_all_jwts_of_a_subject(gateways: Guarded, issuer: Iss
         of_dora = issuer.jwt("read:*", sub="dora", **quotas)
         other = await gateways.ask(of_dora, "GET", "/v1/logs")
 
-    assert is_beyond(refused, "1 connections with requests under way")
+    assert is_beyond(refused, "1 connections with requests in progress")
     assert other.status == 200
 
     async def is_taken() -> bool:
@@ -224,4 +224,4 @@ async def test_without_an_issuer_a_jwt_is_an_unknown_token(
 
     assert "the token is unknown" in str(found[0])
     assert code(answer) == UNKNOWN
-    assert "not of the key" in answer.json["detail"]
+    assert "does not match its key" in answer.json["detail"]

@@ -30,7 +30,7 @@ def is_beyond(answer: Answer, quota: str) -> bool:
     if answer.status != 429:
         return False
     assert answer.json["code"] == "overloaded"
-    assert f"may use {quota} of this gateway" in answer.json["detail"]
+    assert f"exceeds its quota ({quota}): retry later" in answer.json["detail"]
     assert int(answer.headers["Retry-After"]) >= 1
     return True
 
@@ -145,7 +145,7 @@ async def test_connections_beyond_the_quota_are_refused_until_one_ends(gateways:
         answer = await gateways.ask(secret, "GET", "/v1/logs")
         elsewhere = await gateways.ask(secret, "GET", "/v1/logs", at=1)
 
-    assert is_beyond(answer, "1 connections with requests under way")
+    assert is_beyond(answer, "1 connections with requests in progress")
     assert elsewhere.status == 200, "each gateway counts for itself"
 
     async def is_taken() -> bool:
