@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 5.0
 """The pause after a failed move. Chosen by judgement."""
-_PAUSE_S: Final = 1.0
-"""The pause before a move is restarted. Chosen by judgement."""
 _MOVES_AT_ONCE: Final = 16
-"""Maximum moves of a queue in one round. Further dead letters can join the moves that wait."""
+"""Maximum moves of a queue in one round, of each direction. Further dead letters can join them."""
 _MOVE_BYTES: Final = 1 << 20
 """Maximum bytes of a move's append, unless the append has a single record."""
 _MOVE_RUNS: Final = 32
 """Maximum runs of consecutive offsets in a move, because each run takes a read. So a gateway soon
 finishes a step of a move, and the next owner need not repeat many reads. Chosen by judgement."""
 _SCANNED: Final = 1000
+_FAILED: Final = (errors.ExpiredProducer, errors.InvalidRequest, errors.LogClosed, errors.LogFenced)
+"""Errors of an append that the log will never accept."""
 
 DEAD_LOG: Final = "Dead-Letter-Log"
 DEAD_QUEUE: Final = "Dead-Letter-Queue"
@@ -94,7 +94,9 @@ class QueueMoves(RowService[Queue]):
     async def _moving(self, key: Key) -> None:
         while self.is_here and (row := self.kept.get(key)) is not None and row.moves:
             failed = 0
-            for move in row.moves[:_MOVES_AT_ONCE]:
+            away = [move for move in row.moves if not move.is_back][:_MOVES_AT_ONCE]
+            back = [move for move in row.moves if move.is_back][:_MOVES_AT_ONCE]
+            for move in (*away, *back):
                 try:
                     await self._carry_out(row, move)
                 except errors.QuorumLogError as error:
@@ -116,6 +118,19 @@ class QueueMoves(RowService[Queue]):
 
     async def _carry_out(self, row: Queue, move: Move) -> Queue:
         """Carry out the next step of a move. Returns the changed queue."""
+        try:
+            return await self._advanced(row, move)
+        except errors.NoSuchLog as error:
+            if error.log != row.settings.dead_letter_log or not self._database_ms():
+                raise
+            # Records that were sent to the deleted log are gone, too.
+            if move.is_back:
+                await self._ended(row, move, 0)
+            if move.is_back or move.since < 0:
+                raise
+            return await self._restarted(row, move)
+
+    async def _advanced(self, row: Queue, move: Move) -> Queue:
         dead = row.settings.dead_letter_log
         source, target = (dead, row.log) if move.is_back else (row.log, dead)
         try:
@@ -123,10 +138,9 @@ class QueueMoves(RowService[Queue]):
         except errors.LogReplaced:  # the log that had the records was deleted
             return await self._ended(row, move, len(move.offsets))
         records, keyless = await self._fitted(target, records)
-        if keyless and move.is_back:
+        if keyless and (move.is_back or move.since >= 0):
             lost |= keyless
-        elif keyless and move.since < 0:
-            # After the move has begun, the dead-letter log can no longer be changed.
+        elif keyless:
             raise errors.KeyRequired("records without keys can't be moved to this log", log=target)
         if move.since < 0:
             return await self._begun(row, move, target, Offsets.of(records) | lost)
@@ -141,15 +155,15 @@ class QueueMoves(RowService[Queue]):
         except errors.LogReplaced:
             if (await self._reader.rows.row(target)).created_at == created:
                 raise  # the log's owner has stale metadata
-            # Records that were sent to the deleted log are gone, too.
-            return await self._begun(row, move, target, move.offsets)
-        except (errors.ExpiredProducer, errors.InvalidRequest):
-            # The log has forgotten the producer, and will never accept this append. So the append
-            # has succeeded only if the log has its records already.
+            return await self._restarted(row, move)
+        except _FAILED as error:
+            # The append has succeeded only if the log has its records already.
             end = await self._reader.end(target)
             if not await self._has(target, move, end, created):
-                await asyncio.sleep(_PAUSE_S)  # another copy of the append may be in flight
-                return await self._begun(row, move, target, move.offsets)
+                if isinstance(error, errors.InvalidRequest) and move.since <= end:
+                    detail = "a copy of the append with other records is in flight: retry later"
+                    raise errors.EntryUnavailable(detail, log=target) from error
+                return await self._restarted(row, move)
         return await self._ended(row, move, len(lost))
 
     async def _fitted(
@@ -172,18 +186,28 @@ class QueueMoves(RowService[Queue]):
     async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
         """Store the target log's end in the queue, and that the append of `kept` may be sent."""
         log_row = await self._reader.rows.row(target)
-        if move.is_back and log_row.created_at != row.created:
-            return await self._ended(row, move, 0)
-        # After a move has begun, the dead-letter log can no longer be changed.
-        if log_row.writer_token and move.since < 0:
-            detail = "the target of the move accepts appends only from the writer that opened it"
-            raise errors.LogFenced(detail, log=target)
-        if log_row.state is LogState.CLOSED and move.since < 0:
-            raise errors.LogClosed("the target of the move is a closed log", log=target)
+        try:  # after a move has begun, the dead-letter log can no longer be changed
+            log_row.check_created(row.created if move.is_back else None)
+            _check_open(log_row)
+        except errors.QuorumLogError:
+            if move.is_back:
+                await self._ended(row, move, 0)
+            raise
         end = await self._reader.end(target, log_row)
-        created = move.created if move.is_back else log_row.created_at
+        return await self._stored(row, move, log_row.created_at, end, kept)
+
+    async def _restarted(self, row: Queue, move: Move) -> Queue:
+        """Store in the queue that the target log accepts no append of the move that was sent, so
+        that the move can begin anew, also with another dead-letter log.
+        """
+        return await self._stored(row, move, "", -1, move.offsets)
+
+    async def _stored(
+        self, row: Queue, move: Move, created: str, since: int, kept: Offsets
+    ) -> Queue:
+        created = move.created if move.is_back else created
         seen = (move.since, move.created)
-        begin = asks.BeginMove(row.log, row.queue, move.id, seen, end, kept, created)
+        begin = asks.BeginMove(row.log, row.queue, move.id, seen, since, kept, created)
         begun: Queue = await self.ask(begin)
         return begun
 
@@ -271,13 +295,14 @@ class QueueMoves(RowService[Queue]):
     async def redrive(self, name: str, queue: str, count: int) -> int:
         """Send up to `count` dead letters of a queue back to its log, oldest first. Returns the
         number of records sent by this request; 0 if a concurrent request was first. Raises:
-        NoSuchQueue, NoSuchLog, LogReplaced, InvalidRequest.
+        NoSuchQueue, NoSuchLog, LogReplaced, LogClosed, LogFenced, InvalidRequest.
         """
-        created = (await self._reader.rows.row(name)).created_at
+        log_row = await self._reader.rows.row(name)
         row: Queue = await self.ask(asks.LookQueue(name, queue))
         dead = row.settings.dead_letter_log
         if not dead:
             raise errors.InvalidRequest(f"the queue {queue} has no dead_letter_log", log=name)
+        _check_open(log_row)
         dead_row = await self._reader.rows.row(dead)
         end = await self._reader.end(dead, dead_row)
         begin = row.redriven if row.dead_created == dead_row.created_at else 0
@@ -290,7 +315,9 @@ class QueueMoves(RowService[Queue]):
                 break
         offsets = Offsets.of(mine)
         seen = row.redriven, row.dead_created
-        asked = asks.Redrive(name, queue, created, dead_row.created_at, seen, until, offsets)
+        asked = asks.Redrive(
+            name, queue, log_row.created_at, dead_row.created_at, seen, until, offsets
+        )
         before = {move.id for move in row.moves}
         row = await self.ask(asked)
         is_mine = any(each.offsets == offsets and each.id not in before for each in row.moves)
@@ -299,7 +326,20 @@ class QueueMoves(RowService[Queue]):
             if move is None:
                 break
             row = await self._carry_out(row, move)
+        try:  # the owner's task may have ended the move without an append
+            _check_open(await self._reader.rows.row(name))
+        except errors.QuorumLogError as error:
+            raise error.with_outcome(errors.UNKNOWN) from None
         return len(offsets) if is_mine else 0
+
+
+def _check_open(row: LogMetadata) -> None:
+    """Raises: LogFenced, LogClosed if the log accepts no appends of moves."""
+    if row.writer_token:
+        detail = "the target of the move accepts appends only from the writer that opened it"
+        raise errors.LogFenced(detail, log=row.name)
+    if row.state is LogState.CLOSED:
+        raise errors.LogClosed("the target of the move is a closed log", log=row.name)
 
 
 def _is_of(record: Record, name: str, queue: str) -> bool:

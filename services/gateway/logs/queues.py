@@ -43,6 +43,10 @@ QUEUES_SHOWN_MAX: Final = 100
 """Maximum queues with their own labels in metrics, because clients choose names. By judgement."""
 
 
+_End = tuple[str, int]
+"""The creation time and an end of a log; the end is 0 if it is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The records of a claim, in pages, and how often each was given."""
@@ -80,10 +84,8 @@ class QueueService(QueueMoves):
         super().__init__(logs, reader, **ports)
         self._consumers = consumers
         self._seen_keys: OrderedDict[Key, _Seen] = OrderedDict()
-        self._watchers: dict[Key, dict[asyncio.Future[int], None]] = {}
-        """Claims that wait for a change of their queue or a new record of its log, in order. Each
-        future's result is an end of the log, or 0 if the end is unknown.
-        """
+        self._watchers: dict[Key, dict[asyncio.Future[_End], None]] = {}
+        """Claims that wait for a change of their queue or a new record of its log, in order."""
         self._tails: dict[tuple[Key, bool], asyncio.Task[None]] = {}
         """Tasks that wait for new records of a log, each for all waiting claims of a queue."""
         self._depths: dict[Key, int] = {}
@@ -149,30 +151,30 @@ class QueueService(QueueMoves):
 
         Raises: NoSuchLog, NoSuchQueue, LogReplaced, EntryUnavailable.
         """
-        deadline, end, is_fresh = self._loop.time() + wait_s, 0, False
-        gone = 0
+        deadline, is_fresh, owes_wake = self._loop.time() + wait_s, False, False
+        created, end, gone = "", 0, 0
         acking: asyncio.Future[asks.Settled] | None = None
         while True:
             # The claim watches the queue before it asks the owner, so that it misses no change.
             changed, is_over = self._watch((name, queue)), True
             try:
                 row = (await self._consumers.recent(name, is_fresh=is_fresh)).row
+                if row.created_at != created:  # offsets of a deleted log mean nothing in this log
+                    created, end, gone = row.created_at, 0, 0
                 end = max(end, await self._consumers.end(row))
                 if acked:  # the owner decides both requests with one append
                     acking = self.submit(asks.Settle(name, queue, asks.Settlement.ACK, acked))
                     acking.add_done_callback(partial(self._acked, (name, queue)))
                     acked = ()
                 taken = await self._take(row, queue, end, count, gone)
-                claimed = await self._with_records(row, queue, taken, max_bytes)
+                claimed = await self._with_records(row, queue, taken, max_bytes, acking)
                 left_s = deadline - self._loop.time()
-                if claimed.pages:
-                    self._wake((name, queue))
+                owes_wake = owes_wake or bool(claimed.pages)
                 if claimed.is_gap and left_s > -_GAPS_S:
                     gone, is_over = await self._gap(row, queue), False
                     continue
                 if claimed.pages or (left_s <= 0 and is_fresh):
-                    refused = (await acking).refused if acking is not None else ()
-                    return replace(claimed, refused=refused)
+                    return claimed
                 if left_s <= 0:
                     # The cached metadata may lack the ledger of the newest acknowledged records.
                     is_fresh, is_over = True, False
@@ -184,17 +186,19 @@ class QueueService(QueueMoves):
                 if not is_fresh:
                     left_s = min(left_s, taken.wait_ms / 1000 if taken.wait_ms >= 0 else left_s)
                     self._watch_tail((name, queue), row, end, is_over=bool(taken.limit))
+                    owes_wake = False
                     await asyncio.wait((changed,), timeout=left_s)
-                    end = max(end, changed.result() if changed.done() else 0)
+                    if changed.done() and changed.result()[0] == created:
+                        end = max(end, changed.result()[1])
                 is_over = False
             except errors.LogReplaced:
                 if is_fresh:
                     raise
-                is_fresh, end = True, 0  # the cached metadata may belong to the deleted log
-                is_over = False
+                is_fresh, is_over = True, False  # the metadata may belong to the deleted log
             finally:
                 self._unwatch((name, queue), changed)
-                if is_over and changed.done():
+                owes_wake = owes_wake or changed.done()
+                if is_over and owes_wake:
                     self._wake((name, queue))
                 changed.cancel()
 
@@ -239,24 +243,24 @@ class QueueService(QueueMoves):
                 self._wake(key)  # the claim reports the error
                 return
             if following > end or not self.is_here:
-                self._wake(key, following)
+                self._wake(key, (row.created_at, following))
                 return
 
-    def _watch(self, key: Key) -> asyncio.Future[int]:
-        future: asyncio.Future[int] = self._loop.create_future()
+    def _watch(self, key: Key) -> asyncio.Future[_End]:
+        future: asyncio.Future[_End] = self._loop.create_future()
         self._watchers.setdefault(key, {})[future] = None
         return future
 
-    def _unwatch(self, key: Key, future: asyncio.Future[int]) -> None:
+    def _unwatch(self, key: Key, future: asyncio.Future[_End]) -> None:
         watchers = self._watchers.get(key, {})
         watchers.pop(future, None)
         if not watchers:
             self._watchers.pop(key, None)
 
-    def _wake(self, key: Key, end: int = 0) -> None:
+    def _wake(self, key: Key, end: _End = ("", 0)) -> None:
         """Wake the claim that has waited longest, so that it requests records below `end`. If this
-        claim gets records, the change of the queue wakes the next claim. If the claim ends without
-        a request, it wakes the next claim itself.
+        claim gets records, the change of the queue wakes the next claim. If the claim ends before
+        it waits again, it wakes the next claim itself.
         """
         for future in self._watchers.get(key, ()):
             if not future.done():
@@ -286,11 +290,15 @@ class QueueService(QueueMoves):
         asked = asks.Take(row.name, queue, row.created_at, first, end, count)
         taken = asks.Taken(0, (), 0)
         for _ in range(_TRIES):
-            seen = self._seen_keys.get(key)
+            seen, before = self._seen_keys.get(key), None
             if seen is not None and seen.created == row.created_at:
+                before = seen.floor, seen.acked
                 asked = replace(asked, keys=await self._keys(row, seen, end))
             taken = await self._asked(asked)
-            if taken.order != Order.KEY or not self._saw_keys(key, row, taken) or taken.records:
+            if taken.order != Order.KEY:
+                return taken
+            self._saw_keys(key, row, taken)
+            if taken.records or before == (taken.floor, taken.acked):
                 return taken
         return replace(taken, wait_ms=50)  # the queue keeps changing, so it may have records soon
 
@@ -313,24 +321,20 @@ class QueueService(QueueMoves):
             raise self._shown(asked, error) from None
         return taken
 
-    def _saw_keys(self, key: Key, row: LogMetadata, taken: asks.Taken) -> bool:
-        """Note the done records of a queue with the order `key`. Returns whether these records
-        changed.
-        """
+    def _saw_keys(self, key: Key, row: LogMetadata, taken: asks.Taken) -> None:
+        """Note the done records of a queue with the order `key`."""
         seen = self._seen_keys.get(key)
         if seen is None or seen.created != row.created_at:
             seen = self._seen_keys[key] = _Seen(row.created_at)
         self._seen_keys.move_to_end(key)
         if len(self._seen_keys) > _QUEUES_MAX:
             self._seen_keys.popitem(last=False)
-        is_news = (taken.floor, taken.acked) != (seen.floor, seen.acked)
         seen.floor, seen.acked = taken.floor, taken.acked
         if len(seen.keys) > 2 * queues.KEYS_MAX:
             # The keys of the first records that are not done stay, at most KEYS_MAX of them.
             done = seen.acked
             known = seen.keys.items()
             seen.keys = {at: number for at, number in known if at >= seen.floor and at not in done}
-        return is_news
 
     async def _keys(self, row: LogMetadata, seen: _Seen, end: int) -> tuple[tuple[int, int], ...]:
         """The keys of the first records that are not done, as numbers. Equal keys have equal
@@ -355,15 +359,24 @@ class QueueService(QueueMoves):
         return tuple((at, known[at]) for at in wanted if at in known)
 
     async def _with_records(
-        self, row: LogMetadata, queue: str, taken: asks.Taken, max_bytes: int
+        self,
+        row: LogMetadata,
+        queue: str,
+        taken: asks.Taken,
+        max_bytes: int,
+        acking: asyncio.Future[asks.Settled] | None,
     ) -> Claimed:
-        """Read the records of a claim. Gives back records without room, and settles lost records."""
+        """Read the records of a claim. Gives back records without room, and settles lost records.
+        If this or the acknowledgement `acking` fails, gives back all records.
+        """
         attempts = {at: count for count, each in taken.records for at in each}
         claimed = Claimed(taken.token, (), attempts, taken.lease_ms, taken.limit)
-        if not taken.records:
-            return claimed
         offsets = Offsets.of(attempts)
         try:
+            if acking is not None:
+                claimed = replace(claimed, refused=(await acking).refused)
+            if not taken.records:
+                return claimed
             pages, lost = await self._read_claim(row, offsets, max_bytes)
             read = found = NONE
             for page in pages:

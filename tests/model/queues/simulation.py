@@ -209,9 +209,9 @@ class Mover:
             # A copy before this one may have had records that are gone by now.
             world.after(world.soon_s(), lambda: world.ask(EndMove(LOG, queue, move.id, lost)))
         else:
-            begin = BeginMove(
-                LOG, queue, move.id, (move.since, move.created), end, move.offsets, "d"
-            )
+            seen = move.since, move.created
+            since, created = world.random.choice(((end, "d"), (-1, "")))
+            begin = BeginMove(LOG, queue, move.id, seen, since, move.offsets, created)
             world.after(world.soon_s(), lambda: world.ask(begin))
 
 

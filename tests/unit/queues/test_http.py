@@ -1,16 +1,20 @@
 """Work queues over HTTP: claims, settlements, dead letters. The ledgers behind are the model's."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from quorumlog import errors
 from quorumlog.protocol import queues as protocol_queues
 from quorumlog.protocol.batch import BATCH_BYTES_MAX
+from quorumlog.protocol.queue_requests import BeginMove
 from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
+from services.gateway.logs import consumers, queues
 from services.gateway.logs import dead_letters as moves
-from services.gateway.logs import queues
+from services.gateway.logs.manager import LogManager
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Store
 from tests.support.waiting import until
@@ -166,6 +170,78 @@ async def test_a_waiting_claim_that_ends_wakes_the_next_one(http: Http) -> None:
     gone.cancel()
     await settle(http, "nak", first[:1])
     assert offsets(await asyncio.wait_for(waiting, 5)) == [0]
+
+
+async def test_a_claim_that_fails_after_it_was_woken_wakes_the_next_one(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes: list[str] = []
+    original = queues.QueueService._asked
+
+    async def fails_third(self: Any, asked: Any) -> Any:
+        takes.append(asked.queue)
+        if len(takes) == 3:
+            raise errors.QuorumTimeout("the owner did not answer")
+        return await original(self, asked)
+
+    await put(http, **{"from": "latest"})
+    monkeypatch.setattr(queues.QueueService, "_asked", fails_third)
+    body = {"max": 1, "wait_ms": 60_000}
+    failing = asyncio.create_task(http.ask("POST", f"{MAIL}/claim", body))
+    await asyncio.sleep(1)
+    waiting = asyncio.create_task(claim(http, 1, wait_ms=60_000))
+    await asyncio.sleep(1)
+    assert len(takes) == 2
+    await append(http, 1)
+    assert (await asyncio.wait_for(failing, 20)).status == 504
+    assert offsets(await asyncio.wait_for(waiting, 20)) == [10]
+
+
+async def test_a_claim_whose_acknowledgement_fails_gives_its_records_back(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = queues.QueueService.submit
+
+    def failing(self: Any, request: Any, stamp: Any = None) -> Any:
+        if getattr(request, "kind", "") != "ack":
+            return original(self, request, stamp)
+        lost = asyncio.get_running_loop().create_future()
+        lost.set_exception(errors.QuorumTimeout("the owner did not answer"))
+        return lost
+
+    await put(http)
+    token = (await claim(http, 3))[0]["claim"]
+    monkeypatch.setattr(queues.QueueService, "submit", failing)
+    body = {"ack": [{"claim": token}], "wait_ms": 20_000}
+    assert (await http.ask("POST", f"{MAIL}/claim", body)).status == 504
+    again = await claim(http, wait_ms=10_000)
+    assert [(one["offset"], one["attempt"]) for one in again] == [(n, 1) for n in range(3, 10)]
+
+
+async def test_a_claim_asks_again_if_its_keys_are_outdated_and_another_claim_knows_newer_ones(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_queues, "KEYS_MAX", 1)
+    await put(http, order="key")
+    first = await claim(http, 1)
+    original, take = queues.QueueService._asked, queues.QueueService._take
+    has_records: list[bool] = []
+
+    async def noted(self: Any, *of_claim: Any) -> Any:
+        taken = await take(self, *of_claim)
+        has_records.append(bool(taken.records))
+        return taken
+
+    async def late(self: Any, asked: Any) -> Any:
+        monkeypatch.setattr(queues.QueueService, "_asked", original)
+        await settle(http, "ack", first)
+        await settle(http, "nak", await claim(http, 1))
+        return await original(self, asked)
+
+    monkeypatch.setattr(queues.QueueService, "_take", noted)
+    monkeypatch.setattr(queues.QueueService, "_asked", late)
+    assert offsets(await claim(http, 1)) == [1]
+    assert has_records == [True, True]
 
 
 async def test_a_lease_that_ends_gives_the_record_again(http: Http) -> None:
@@ -476,6 +552,28 @@ async def test_a_queue_of_a_log_that_was_made_again_begins_anew(http: Http) -> N
     assert offsets(await claim(http)) == [0, 1]
 
 
+@pytest.mark.parametrize("is_expired", [False, True])
+async def test_a_waiting_claim_takes_no_offset_of_the_deleted_log_into_the_next(
+    http: Http, monkeypatch: pytest.MonkeyPatch, *, is_expired: bool
+) -> None:
+    monkeypatch.setattr(consumers, "_ROW_S", 0)
+    await put(http)
+    await settle(http, "ack", await claim(http))
+    if is_expired:
+        expiring = {"records": [{"text": "x", "ttl_s": 1}]}
+        await http.done("POST", f"{LOG}/records", expiring)
+        await asyncio.sleep(1.5)
+    waiting = asyncio.create_task(claim(http, wait_ms=20_000))
+    await asyncio.sleep(0.5)
+    await http.ask("DELETE", LOG)
+    await http.done("PUT", LOG, {})
+    await append(http, 3)
+    await put(http)
+    assert offsets(await asyncio.wait_for(waiting, 10)) == [0, 1, 2]
+    shown = await http.done("GET", MAIL)
+    assert (shown["floor"], shown["depth"], shown["lost"], shown["in_flight"]) == (0, 3, 0, 3)
+
+
 async def test_more_bytes_than_asked_for_are_given_back_without_an_attempt(http: Http) -> None:
     await put(http)
     body = {"max": 10}
@@ -523,10 +621,9 @@ async def test_keys_of_done_records_above_the_floor_are_forgotten(
     known: list[int] = []
     original = queues.QueueService._saw_keys
 
-    def noted(self: Any, key: Any, row: Any, taken: Any) -> bool:
-        is_news = original(self, key, row, taken)
+    def noted(self: Any, key: Any, row: Any, taken: Any) -> None:
+        original(self, key, row, taken)
         known.append(len(self._seen_keys[key].keys))
-        return is_news
 
     monkeypatch.setattr(queues.QueueService, "_saw_keys", noted)
     await put(http, order="key")
@@ -575,6 +672,160 @@ async def test_dead_letters_without_keys_dont_go_to_a_compacted_log(http: Http) 
     await until(is_shown, "the reason is shown", 20)
     await put(http, max_attempts=1, dead_letter_log="dead2")
     await dead_letters(http, 1)
+
+
+def after_the_begin(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> asyncio.Event:
+    """Await an action after the next move has begun, and before its append."""
+    done = asyncio.Event()
+    original = moves.QueueMoves._begun
+
+    async def begun(self: Any, *of_move: Any) -> Any:
+        monkeypatch.setattr(moves.QueueMoves, "_begun", original)
+        row = await original(self, *of_move)
+        answer = await action()
+        assert getattr(answer, "status", 200) < 300
+        done.set()
+        return row
+
+    monkeypatch.setattr(moves.QueueMoves, "_begun", begun)
+    monkeypatch.setattr(moves, "_RETRY_S", 0.2)
+    return done
+
+
+OWNED = {"owner": "me"}
+
+
+@pytest.mark.parametrize(
+    "action",
+    [("DELETE", DEAD), ("POST", f"{DEAD}/close"), ("POST", f"{DEAD}/open", OWNED)],
+    ids=lambda action: action[-1] if action[-1] != OWNED else "open",
+)
+async def test_dead_letters_go_elsewhere_if_their_log_took_none_after_the_move_began(
+    http: Http, monkeypatch: pytest.MonkeyPatch, action: Any
+) -> None:
+    for name in ("dead", "dead2"):
+        await http.done("PUT", f"/v1/logs/{name}", {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    done = after_the_begin(monkeypatch, lambda: http.ask(*action))
+    await settle(http, "nak", await claim(http))
+    await asyncio.wait_for(done.wait(), 20)
+
+    async def is_changed() -> bool:
+        settings = {"max_attempts": 1, "dead_letter_log": "dead2"}
+        return (await http.ask("PUT", MAIL, settings)).status == 200
+
+    async def is_moved() -> bool:
+        return len((await http.done("GET", "/v1/logs/dead2/records"))["records"]) == 10
+
+    await until(is_changed, "the queue has the other log", 20)
+    await until(is_moved, "the other log has the records", 20)
+
+
+async def one_dead_letter(http: Http) -> None:
+    for name in ("dead", "dead2"):
+        await http.done("PUT", f"/v1/logs/{name}", {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http, 1))
+    await dead_letters(http, 1)
+
+
+async def test_a_redrive_of_a_deleted_log_ends(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, is_deleted = moves.QueueMoves._carry_out, asyncio.Event()
+
+    async def late(self: Any, row: Any, move: Any) -> Any:
+        await is_deleted.wait()
+        return await original(self, row, move)
+
+    await one_dead_letter(http)
+    monkeypatch.setattr(moves.QueueMoves, "_carry_out", late)
+    redrive = asyncio.create_task(http.ask("POST", f"{MAIL}/redrive", {}))
+    await asyncio.sleep(1)
+    await http.ask("DELETE", DEAD)
+    await asyncio.sleep(0.5)  # longer than a page is read from memory
+    is_deleted.set()
+    await redrive
+    await put(http, max_attempts=1, dead_letter_log="dead2")
+
+
+@pytest.mark.parametrize("how", ["close", "open"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_redrive_to_a_log_that_takes_none_leaves_nothing(
+    http: Http, monkeypatch: pytest.MonkeyPatch, how: str, *, is_late: bool
+) -> None:
+    await one_dead_letter(http)
+    end = partial(http.ask, "POST", f"{LOG}/{how}", OWNED if how == "open" else None)
+    if is_late:
+        after_the_begin(monkeypatch, end)
+    else:
+        await end()
+    refused = await http.ask("POST", f"{MAIL}/redrive", {})
+    assert code(refused) == (409, "log-closed" if how == "close" else "log-fenced")
+
+    async def is_free() -> bool:  # the owner's task may end the move later
+        settings = {"max_attempts": 1, "dead_letter_log": "dead2"}
+        return (await http.ask("PUT", MAIL, settings)).status == 200
+
+    await until(is_free, "the queue has the other log", 20)
+
+
+async def test_dead_letters_pass_moves_that_go_back(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = moves.QueueMoves._carry_out
+
+    async def only_away(self: Any, row: Any, move: Any) -> Any:
+        if move.is_back:
+            raise errors.EntryUnavailable("it can't be read now")
+        return await original(self, row, move)
+
+    await one_dead_letter(http)
+    monkeypatch.setattr(moves, "_MOVES_AT_ONCE", 1)
+    monkeypatch.setattr(moves.QueueMoves, "_carry_out", only_away)
+    assert (await http.ask("POST", f"{MAIL}/redrive", {})).status == 503
+    await settle(http, "nak", await claim(http, 1))
+    assert len(await dead_letters(http, 2)) == 2
+
+
+async def test_a_move_waits_for_a_copy_of_its_append_with_other_records(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    submit, append_to = moves.QueueMoves.submit, LogManager.append
+
+    def noted(self: Any, request: Any, stamp: Any = None) -> Any:
+        asked.append(request)
+        return submit(self, request, stamp)
+
+    async def refused(_self: Any, name: str, _call: Any) -> Any:
+        monkeypatch.setattr(LogManager, "append", append_to)
+        raise errors.InvalidRequest("a copy with other records is in flight", log=name)
+
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    records = await claim(http)
+    monkeypatch.setattr(moves, "_RETRY_S", 0.2)
+    monkeypatch.setattr(moves.QueueMoves, "submit", noted)
+    monkeypatch.setattr(LogManager, "append", refused)
+    await settle(http, "nak", records)
+    assert len(await dead_letters(http, 10)) == 10
+    assert [one.since for one in asked if isinstance(one, BeginMove)] == [0]
+
+
+async def test_dead_letters_are_lost_if_the_log_needs_keys_after_the_move_began(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    compact = {"cleanup_policy": "compact"}
+    after_the_begin(monkeypatch, lambda: http.done("PATCH", DEAD, compact))
+    await settle(http, "nak", await claim(http, 4))
+
+    async def lost() -> Any:
+        return (await http.done("GET", MAIL))["lost"] == 4
+
+    await until(lost, "the records are counted", 20)
+    shown = await http.done("GET", MAIL)
+    assert (shown["dead"], shown["floor"]) == (0, 4)
 
 
 async def test_a_tombstone_is_one_as_a_dead_letter_and_after_it(http: Http) -> None:

@@ -273,6 +273,20 @@ def test_a_move_begins_anew_for_a_log_that_was_made_again_also_at_the_same_end()
     assert [(each.since, each.created) for each in late.moves] == [(7, "e")]
 
 
+def test_a_move_that_no_log_accepted_begins_anew_with_another_dead_letter_log() -> None:
+    keeper = Keeper()
+    keeper.put(max_attempts=1, dead_letter_log="dead")
+    keeper.settle(Settlement.NAK, keeper.take(2).token)
+    (move,) = keeper.look().moves
+    keeper.done(Queue, BeginMove(*NAME, move.id, (-1, ""), 7, move.offsets, "d"))
+    row = keeper.done(Queue, BeginMove(*NAME, move.id, (7, "d"), -1, move.offsets, ""))
+    assert row.moves == (move,)
+    row = keeper.put(max_attempts=1, dead_letter_log="other")
+    late = keeper.done(Queue, BeginMove(*NAME, move.id, (7, "d"), 9, move.offsets, "d"))
+    assert late.moves == row.moves == (move,)
+    assert (late.dead, late.floor, list(late.given)) == (0, 0, [0, 1])
+
+
 def test_the_dead_letter_log_stays_while_records_may_be_in_it() -> None:
     keeper = Keeper()
     keeper.put(max_attempts=1, dead_letter_log="dead")
@@ -427,6 +441,18 @@ def test_requests_for_a_queue_of_many_claims_are_more_than_one_batch(
     acks = [Settle(*NAME, Settlement.ACK, ((token, NONE),)) for token in tokens[:9]]
     assert [answer.done for answer in keeper.ask(*acks)] == [1] * 9
     assert len(keeper.batches) - before == 4
+
+
+def test_claims_with_many_keys_are_more_than_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper()
+    keeper.put(order="key")
+    keys = tuple((at, 7) for at in range(80))
+    assert given_by(keeper.take(keys=keys)) == {0: 1}
+    monkeypatch.setattr(queues, "_BATCH_CLAIMS", 10)
+    before = len(keeper.batches)
+    answers = keeper.ask(*[Take(*NAME, "1", 0, 100, 10, keys)] * 9)
+    assert not any(answer.records for answer in answers)
+    assert len(keeper.batches) - before == 5
 
 
 def test_a_log_of_few_large_rows_is_kept_short_in_bytes_and_says_the_same(
