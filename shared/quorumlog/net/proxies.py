@@ -91,7 +91,7 @@ async def read_header(proxied: socket.socket) -> str | None:
     if head[12] == 0x20 or family is None:
         return None
     if head[12] != 0x21 or len(rest) < 2 * size:
-        raise ValueError("the connection lacks the PROXY protocol's header")
+        raise ValueError(_NO_HEADER)
     return socket.inet_ntop(family, rest[:size])
 
 
@@ -104,7 +104,7 @@ async def _version_1(proxied: socket.socket, line: bytes) -> str | None:
         case ["PROXY", "TCP4" | "TCP6", client, _, _, _] if line.endswith(b"\r\n"):
             return str(ip_address(client))
         case _:
-            raise ValueError("the connection lacks the PROXY protocol's header")
+            raise ValueError(_NO_HEADER)
 
 
 async def _exactly(proxied: socket.socket, count: int) -> bytes:

@@ -151,7 +151,8 @@ class Callers:
 
     def _valid(self, caller: Caller | None) -> Caller:
         if caller is None:
-            raise Unauthenticated("the token is unknown: it was revoked, or never created")
+            detail = "the token was revoked, or never created: send another token"
+            raise Unauthenticated(detail)
         if caller.ends_at is not None and caller.ends_at <= self._now():
             ended = datetime.fromtimestamp(caller.ends_at, UTC).isoformat()
             raise Unauthenticated(f"{caller.who} expired at {ended}: send another token")
