@@ -1,10 +1,10 @@
-"""Handles ledgers in limbo (BP-46), of which a new incarnation may lack entries.
+"""Handles ledgers in limbo (BP-46): a new incarnation may lack some of their entries.
 
 Phase one runs before the bookie serves: it durably marks each ledger that metadata places at an
 older incarnation. From then on the bookie serves the stored entries of these ledgers and denies no
 entry. Phase one also fences the ledgers that are in recovery or CLOSED. An OPEN ledger needs no
-fence: a recovery changes the metadata before it fences, so no fence was lost, and the writer may
-continue with the new incarnation (rule 15).
+fence. A recovery changes the metadata before it fences, so a ledger that is still OPEN was never
+fenced. Its writer may continue with the new incarnation (rule 15).
 
 Phase two runs while the bookie serves. The bookie requests repairs, by which autorecovery copies
 missing entries and replaces the old incarnation by the new one in the metadata. (Only autorecovery

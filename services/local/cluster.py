@@ -129,7 +129,7 @@ class LocalCluster:
 
     async def begin(self) -> None:
         """Starts all processes; each kind starts when the kinds that it needs are ready. Raises:
-        ClusterError. The caller must call `end` even then.
+        ClusterError. The caller must call `end` even if `begin` fails.
         """
         self._lock_folder()
         for port in self._gateway_ports:

@@ -1,7 +1,7 @@
 """The fast path: serves small requests without a task, for clients that send many requests.
 
-The fast path is used only at a gateway that requires no tokens. It accepts these requests if their
-short body arrives with the head:
+The fast path is used only at a gateway that requires no tokens. It accepts these requests if the
+body is short and arrives together with the headers:
 - an append without a password to a ledger that this process writes;
 - a commit of a consumer with its fencing token, if this process owns the log of committed offsets.
 

@@ -144,7 +144,7 @@ class Accesses:
         return is_gone
 
     def begun(self, row: LogMetadata) -> None:
-        """Count an access to a log whose expiry keeper this process has just become."""
+        """Count an access to a log when this process becomes the log's expiry keeper."""
         if row.expiry is not None:
             term, idle_s = row.expiry.term, row.expiry.idle_s
             self._kept.lives(term, idle_s, self._awake_s(), is_access=True)

@@ -170,7 +170,7 @@ class Ownership:
         await self.stop()
 
     def waits_for(self) -> Sequence[str]:
-        """Describe, for operators, each log for whose seal a drain still waits."""
+        """Describe to operators which logs must still be sealed before the drain can end."""
         return [f"the seal of log {name}" for name, end in self._sealing.items() if not end.done()]
 
     async def stop(self) -> None:

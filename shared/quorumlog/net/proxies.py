@@ -19,6 +19,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 _FOR: Final = re.compile(r'(?:^|[;,\s])for\s*=\s*("(?:[^"\\]|\\.)*"|[^;,\s]+)', re.IGNORECASE)
 _V2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _V1_BYTES_MAX: Final = 107
+_NO_HEADER: Final = "the PROXY header is missing or malformed: check the proxy, or PROXIES_SEND"
 _FAMILIES: Final = {0x11: (socket.AF_INET, 4), 0x21: (socket.AF_INET6, 16)}
 """Socket family and address size by the PROXY protocol's codes for TCP over IPv4 and IPv6."""
 
@@ -91,7 +92,7 @@ async def read_header(proxied: socket.socket) -> str | None:
     if head[12] == 0x20 or family is None:
         return None
     if head[12] != 0x21 or len(rest) < 2 * size:
-        raise ValueError("the connection lacks the PROXY protocol's header")
+        raise ValueError(_NO_HEADER)
     return socket.inet_ntop(family, rest[:size])
 
 
@@ -104,7 +105,7 @@ async def _version_1(proxied: socket.socket, line: bytes) -> str | None:
         case ["PROXY", "TCP4" | "TCP6", client, _, _, _] if line.endswith(b"\r\n"):
             return str(ip_address(client))
         case _:
-            raise ValueError("the connection lacks the PROXY protocol's header")
+            raise ValueError(_NO_HEADER)
 
 
 async def _exactly(proxied: socket.socket, count: int) -> bytes:

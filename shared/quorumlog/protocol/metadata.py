@@ -354,8 +354,8 @@ class LedgerMetadata(Value):
 
     @property
     def placed_repairs(self) -> tuple[Repair, ...]:
-        """The repairs whose target has joined the fragment. Their `leaving` is kept until the
-        target has a copy of the metadata (rule 20b).
+        """The repairs whose target has joined the fragment. The replaced bookie (`leaving`) stays a
+        member until the target has a copy of the metadata (rule 20b).
         """
         bookies = {fragment.first_entry: fragment.bookies for fragment in self.fragments}
         return tuple(r for r in self.repairs if r.target in bookies.get(r.first_entry, ()))

@@ -158,7 +158,7 @@ class _Waiting:
 
 
 class OffsetStore:
-    """The store of one gateway for the rows of one log, of consumers or of queues."""
+    """One gateway's state of one rows log, for example the log of consumers or the log of queues."""
 
     def __init__(self, expiry_ms: int = 0, kind: Callable[[], Rows[Any]] = Positions) -> None:
         """Start without having read the log. `expiry_ms`: the time without use after which a row

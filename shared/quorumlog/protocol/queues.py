@@ -193,7 +193,8 @@ class QueueDraft(RowDraft[Queue]):
             is_sent = any(move.since >= 0 or move.is_back for move in row.moves)
             if is_sent or (row.moves and not wanted.dead_letter_log):
                 raise QueueExists(
-                    f"records are being moved to or from {settings.dead_letter_log}: retry later",
+                    "dead_letter_log can't be changed while records are being moved to or from "
+                    f"{settings.dead_letter_log}: retry later",
                     log=row.log,
                     queue=row.queue,
                 )

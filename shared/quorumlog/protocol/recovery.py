@@ -425,7 +425,8 @@ class Recovery(Keyed):
                 "recovery-blocked",
                 bookie=members[down[0]],
                 entry_id=self._window.last_confirmed + 1,
-                detail="too few bookies stored the recovered entries, and no others are live",
+                detail="too few bookies acknowledged the recovered entries, and no other live bookie "
+                "can replace the missing ones: start bookies and recover the ledger again",
             )
             return
         self._change(chosen)

@@ -135,8 +135,8 @@ class Owner:
         *,
         settle_s: float,
     ) -> None:
-        """Begin to own `log`, whose last ledger must be an empty one of this process with its first
-        offset. `settle_s`: the time for which an ended owner retries to find its ledger's end.
+        """Begin to own `log`. Its last ledger must be empty, belong to this process, and have a
+        known first offset. `settle_s`: how long an ended owner retries to find its ledger's end.
         """
         self.tenancy = Tenancy(log, producers, now)
         self.phase = OwnerPhase.LIVE

@@ -392,8 +392,9 @@ class _Store:
 
     def manifests_from(self, start: int, end: int, archived: int) -> list[dict[str, Any]]:
         """The manifests that cover this log from `start` on without a gap, in order, up to `end` or
-        to the first gap. Manifests beyond `archived`, the end of the log's archive, do not count,
-        because an unfinished run may have written them, and removes its files if another run wins.
+        to the first gap. Manifests beyond `archived`, the end of the log's archive, are ignored.
+        An unfinished run may have written such a manifest, and removes its files if another run
+        wins.
         """
         found: list[dict[str, Any]] = []
         ranges = self._ranges("_manifests/")

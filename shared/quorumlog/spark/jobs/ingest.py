@@ -42,7 +42,9 @@ class FileOrder(Enum):
     MODIFIED = "modified"
     """Sorted by the time of the last change, then by path."""
     NONE = "none"
-    """As Spark reads: the largest file first. No sort is needed unless `partitions` is given."""
+    """In the order in which Spark reads files: largest first. No sort is needed unless `partitions`
+    is given.
+    """
 
 
 _PLACES: Final = {
