@@ -21,7 +21,7 @@ from services.bookie.writer import Position
 LEDGERS_MAX: Final = 20_000
 """Maximum number of ledgers in memory; above it, `evict_idle` evicts all idle ledgers."""
 _ROUND: Final = 60
-"""Number of calls of `evict_idle`, one per second, in which each ledger is checked once. A ledger
+"""Number of calls of `evict_idle`, one per second, that check each ledger once. A ledger that is
 unused between two checks is evicted, because one small object can keep a MiB of Python's memory in
 use. Loading a ledger again takes some 30 µs (measured)."""
 
@@ -54,7 +54,7 @@ class LedgerTable:
         self._to_look_at: list[int] = []
         """The ledgers that this round has not looked at."""
         self.deleted: set[int] = set()
-        """Deleted ledgers of which a replay found no other record, until the index lists them."""
+        """Deleted ledgers without another record in a replay, until the index lists them."""
         self.fresh = FreshCopies(index.fresh())
         self._applied_count = 0
 

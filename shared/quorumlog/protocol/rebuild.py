@@ -155,7 +155,7 @@ class Decision:
 
 
 def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
-    """Decide how a rebuild treats a ledger of which some bookie holds anything."""
+    """Decide how a rebuild treats a ledger. At least one bookie stores something of the ledger."""
     held = [replace(one, rows=_of_ledger(one)) for one in held]
     rows = _distinct(row for bookie in held for row in bookie.rows)
     if _is_deletion_proven(held):

@@ -46,7 +46,7 @@ the entry id or offset that the first item must get.
 _RUN_BYTES_MAX: Final = 2 << 20
 """Maximum bytes of one append: large for throughput, small for a steady pace (chosen by judgement)."""
 _BUFFER_BYTES_MAX: Final = 4 << 20
-"""Maximum unacknowledged bytes of a stream, at which the gateway stops reading the stream."""
+"""Maximum unacknowledged bytes of a stream. The gateway then stops reading the stream."""
 _ITEM_BYTES: Final = 64
 """Overhead charged per item, which also bounds the number of empty items in the buffer."""
 
