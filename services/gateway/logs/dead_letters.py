@@ -336,10 +336,10 @@ class QueueMoves(RowService[Queue]):
 def _check_open(row: LogMetadata) -> None:
     """Raises: LogFenced, LogClosed if the log accepts no appends of moves."""
     if row.writer_token:
-        detail = "the target of the move accepts appends only from the writer that opened it"
+        detail = f"no record can be moved to {row.name}: only the writer that opened it may append"
         raise errors.LogFenced(detail, log=row.name)
     if row.state is LogState.CLOSED:
-        raise errors.LogClosed("the target of the move is a closed log", log=row.name)
+        raise errors.LogClosed(f"no record can be moved to {row.name}: it is closed", log=row.name)
 
 
 def _is_of(record: Record, name: str, queue: str) -> bool:

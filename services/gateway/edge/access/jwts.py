@@ -100,7 +100,7 @@ class Jwts:
     def verified(self, text: str) -> IssuedToken:
         """Verify a JWT, and return its claims. Raises: Unauthenticated."""
         if not text.isascii():
-            raise Unauthenticated("the token is not a valid JWT")
+            raise Unauthenticated("the token is not a valid JWT: send a new JWT")
         try:
             key = self._key(jwt.get_unverified_header(text).get("kid"))
             claims = jwt.decode(

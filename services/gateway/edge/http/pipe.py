@@ -261,7 +261,7 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
             async with awake_timeout(deadline - clock.time()):
                 chunk = await room.wait(request.content.readany())
         except TimeoutError as error:
-            raise RequestTimeout("the next line did not arrive in time") from error
+            raise RequestTimeout("the next line did not arrive in time: reconnect") from error
         if chunk is None:
             raise RequestTimeout("this gateway is shutting down: continue at another gateway")
         if not chunk:
