@@ -1,6 +1,6 @@
-"""A bookie's storage, which combines the rules (`Replica`), the log and the index. No sockets.
+"""A bookie's storage: combines the rules (`Replica`), the log and the index. No sockets.
 
-Everything runs on one event loop's thread, except in three kinds of threads: the writer's thread
+Everything runs on one event loop's thread, except for three kinds of threads: the writer's thread
 owns the end of the log, readers read from the disk, and a thread writes each checkpoint. Answers
 are passed to callbacks, so that an add costs no task.
 

@@ -197,8 +197,8 @@ class QueueMoves(RowService[Queue]):
         return await self._stored(row, move, log_row.created_at, end, kept)
 
     async def _restarted(self, row: Queue, move: Move) -> Queue:
-        """Store in the queue that the target log accepts no append of the move that was sent, so
-        that the move can begin anew, also with another dead-letter log.
+        """Store in the queue that the target log never accepts the move's sent append. The move
+        can then begin anew, possibly with another dead-letter log.
         """
         return await self._stored(row, move, "", -1, move.offsets)
 

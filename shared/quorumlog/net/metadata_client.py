@@ -23,7 +23,7 @@ from quorumlog.wire.rebuild_bodies import RebuildState
 
 _ROWS: Final = 1000
 _IDS: Final = 10_000
-"""Page sizes of lists of ledgers and of lists of ids."""
+"""Page sizes: ledgers per list, and ids per list."""
 
 
 class MetadataClient(MetadataRequests):

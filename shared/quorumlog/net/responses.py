@@ -80,8 +80,8 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
 
 def forgotten(error: ConnectionError) -> ConnectionError:
     """A lost connection's error without its traceback. aiohttp's error refers to itself through its
-    traceback, whose frames, with the unread response, would stay in memory until the next full
-    garbage collection, which is rare.
+    traceback. So the traceback's frames, with the unread response, would stay in memory until the
+    next full garbage collection, which is rare.
     """
     return error.with_traceback(None)
 

@@ -95,7 +95,7 @@ class Queue:
     failed: str = ""
     """The code of the last error of an append to the dead-letter log; empty: no error."""
     settings_version: int = 0
-    """The version of the last change of the settings, or of the queue's creation."""
+    """The version of the settings' last change; without changes, of the queue's creation."""
 
     @property
     def key(self) -> Key:

@@ -1,8 +1,8 @@
 """Decides which lost metadata is proven by bookies' copies (rule 18d), without IO.
 
 Only bookies' copies of metadata (rule 18b) and ids of deleted ledgers (rule 16a) prove metadata.
-Each copy is of a committed version, so no copy is wrong. The question is whether a *later* version
-was committed that no answering bookie has.
+Each copy is of a committed version, so no copy is wrong. A *later* version may have been
+committed, and only bookies that do not answer have it.
 
 - CLOSED metadata is final except for its members, because a ledger has one end (I4).
 
