@@ -301,7 +301,7 @@ class QueueMoves(RowService[Queue]):
         row: Queue = await self.ask(asks.LookQueue(name, queue))
         dead = row.settings.dead_letter_log
         if not dead:
-            raise errors.InvalidRequest(f"the queue {queue} has no dead_letter_log", log=name)
+            raise errors.InvalidRequest(f"queue {queue} has no dead_letter_log: set it", log=name)
         _check_open(log_row)
         dead_row = await self._reader.rows.row(dead)
         end = await self._reader.end(dead, dead_row)

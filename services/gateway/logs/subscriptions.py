@@ -119,7 +119,7 @@ class SubscriptionService(RowService[Subscription]):
     def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
         del request
         is_own = error.log == SUBSCRIPTIONS_LOG
-        return errors.NoSuchSubscription("the cluster has no subscription") if is_own else error
+        return errors.NoSuchSubscription("no such subscription: create it") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
         """Do nothing, because the owner of the subscriptions itself notices deleted streams."""
