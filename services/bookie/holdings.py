@@ -95,7 +95,7 @@ class LedgerTable:
                 yield ledger_id, row
 
     def remembered(self, after: int = -1) -> Iterator[tuple[int, IndexRow | None]]:
-        """Ledgers with ids above `after`, ascending, including deleted ones, whose row is None."""
+        """Ledgers with ids above `after`, ascending. The row of a deleted ledger is None."""
         mine = {item for item, ledger in self._ledgers.items() if ledger.replica.is_deleted}
         recent = sorted(item for item in mine | self.deleted if item > after)
         last_id = -1

@@ -359,7 +359,7 @@ class Store:
         self.counters["dropped_ledgers"] += 1
 
     def forget_copies(self, ledger_id: int) -> None:
-        """Forget a ledger's superseded metadata copies, whose changes the database has."""
+        """Forget a ledger's superseded metadata copies. The database has their changes."""
         self.ledger(ledger_id).replica.forget_copies()
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:

@@ -485,7 +485,7 @@ class RebuildTables:
 
     @asynccontextmanager
     async def _transaction(self, *, writes: bool = True) -> AsyncIterator[None]:
-        """Run the block in one transaction, whose loss is detectable as for any change (rule 18a)."""
+        """Run the block in one transaction. Its loss is detectable, as for any change (rule 18a)."""
         self._connection.settled = None
         async with self._connection.transaction(readonly=not writes):
             yield

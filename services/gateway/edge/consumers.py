@@ -80,7 +80,7 @@ _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 21
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
 KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
-"""Errors of requests to the log of committed offsets, whose owner this gateway may have to become."""
+"""Errors of requests to the log of committed offsets. This gateway may have to become its owner."""
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
 
