@@ -164,9 +164,8 @@ class SubscriptionService(RowService[Subscription]):
         return row
 
     async def link(self, row: Subscription, streams: Sequence[str]) -> None:
-        """Add explicit streams, which begin at their ends. A stream that also matches the
-        subscription's pattern keeps the offset of its existing link, or begins at 0 if it has none.
-        Raises: TooManySubscriptions.
+        """Add explicit streams, which begin at their ends. A stream that also matches the pattern
+        keeps its link's offset, or begins at 0 without a link. Raises: TooManySubscriptions.
         """
         links = (
             replace(each, acked=0, is_glob=True) if is_matching(row.settings, each.log) else each
