@@ -59,7 +59,11 @@ def test_the_seeds_of_the_tests_meet_every_kind_of_fault() -> None:
 
 
 def test_a_broken_plan_is_told_as_a_short_story_of_the_same_violation() -> None:
-    mutant = next(mutant for mutant in MUTANTS if mutant.name == "one negative is enough")
+    mutant = next(
+        mutant
+        for mutant in MUTANTS
+        if mutant.name == "a recovery takes one negative answer as proof of absence"
+    )
     with applied(mutant):
         broken = next(
             outcome

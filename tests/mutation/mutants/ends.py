@@ -62,27 +62,27 @@ def _whatever_it_tells(
 
 END_MUTANTS: Final = (
     Patch(RowSpread, "answered", _whoever_answers).mutant(
-        "a bookie that refuses a copy of a row counts as if it kept one", "rule 18b", END_COPIES
+        "a bookie that refuses a copy of metadata counts as having one", "rule 18b", END_COPIES
     ),
     Patch(RowSpread, "__post_init__", _one_copy_less).mutant(
-        "copies of a row are enough with one less", "rule 18b", END_COPIES
+        "one copy of the metadata fewer is enough for an end", "rule 18b", END_COPIES
     ),
     Patch(RowSpread, "__post_init__", _stripes_forgotten).mutant(
-        "an ack quorum of all members is enough for a striped ledger", "rule 18b", END_STRIPED
+        "Qa copies of the metadata are enough for a striped ledger", "rule 18b", END_STRIPED
     ),
     Patch(RowSpread, "others", _nobody_else).mutant(
-        "no bookie keeps an end in the place of members that are down", "rule 18b", END_COPIES
+        "no other bookie gets an end when members are down", "rule 18b", END_COPIES
     ),
     Patch(RowSpread, "begin", _only_who_is_awaited).mutant(
-        "members that are taken for down are sent no copy", "rule 18b", END_COPIES
+        "members that seem down are sent no copy of the metadata", "rule 18b", END_COPIES
     ),
     Patch(ends, "end_after", _however_few).mutant(
-        "an end is kept by however few copies", "rule 18b", END_COPIES
+        "an end counts as kept with too few copies", "rule 18b", END_COPIES
     ),
     Patch(ends, "end_after", _as_it_was).mutant(
-        "an end is told that the database no longer has", "rule 18b", END_COPIES
+        "a gateway reports an end that the database no longer has", "rule 18b", END_COPIES
     ),
     Patch(LacByCoverage, "answered", _whatever_it_tells).mutant(
-        "bookies that report no LAC count for the LAC", "rules 5 and 13", LAC
+        "bookies that report no LAC count towards its coverage", "rules 5 and 13", LAC
     ),
 )

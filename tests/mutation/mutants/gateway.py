@@ -505,124 +505,126 @@ def enough_anyway(original: Any) -> Any:
 
 _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
     (
-        Patch(Rereads, "gap", always(None)).mutant("rows are not reread after a gap", "rule 16a"),
+        Patch(Rereads, "gap", always(None)).mutant(
+            "a gateway does not reread metadata after a gap in the changes", "rule 16a"
+        ),
         rows_are_reread_after_a_gap,
     ),
     (
         Patch(LogRows, "gap", always(None)).mutant(
-            "a sweep does not read all logs after a gap", "rule 16a"
+            "a sweep does not read all logs after a gap in the changes", "rule 16a"
         ),
         a_displaced_owner_ends_after_a_gap,
     ),
     (
         Patch(Ownership, "tick", only_told).mutant(
-            "a sweep lets a displaced owner live", "rules 16a and 22"
+            "a sweep does not end an owner that another gateway displaced", "rules 16a and 22"
         ),
         a_displaced_owner_ends_with_the_sweep,
     ),
     (
         Patch(Owner, "_learn", always(None)).mutant(
-            "an owner goes on whatever its log's row says", "rules 16a and 22"
+            "an owner continues whatever its log's metadata states", "rules 16a and 22"
         ),
         an_owner_of_a_log_that_was_made_again_ends_with_the_sweep,
     ),
     (
         Patch(WriteHandle, "learn", always(None)).mutant(
-            "a handle goes on whatever its row says", "rule 16a"
+            "a handle continues whatever its ledger's metadata states", "rule 16a"
         ),
         a_row_above_ends_a_handle,
     ),
     (
         Patch(WriteHandle, "learn", any_version).mutant(
-            "a row of any age ends a handle", "rule 16a"
+            "outdated metadata ends a handle", "rule 16a"
         ),
         a_row_that_is_no_news_ends_no_handle,
     ),
     (
-        Patch(Owner, "_learn", any_version).mutant("a row of any age ends an owner", "rule 16a"),
+        Patch(Owner, "_learn", any_version).mutant("outdated metadata ends an owner", "rule 16a"),
         an_old_row_ends_no_owner,
     ),
     (
         Patch(machine.LedgerWriter, "is_closing_row", whoever_closes).mutant(
-            "a writer's own close counts as another's", "rule 16a"
+            "a writer takes its own close for that of another process", "rule 16a"
         ),
         a_writers_own_close_is_not_taken_for_anothers,
     ),
     (
         Patch(machine.LedgerWriter, "missed", unreported).mutant(
-            "what a writer knew to be missed goes with its handle", "rule 8"
+            "an ended handle forgets which entries members missed", "rule 8"
         ),
         what_was_missed_outlives_its_handle,
     ),
     (
         Patch(Tenancy, "may_be_own", only_the_written).mutant(
-            "an owner's own roll counts as another's", "rules 16a and 23"
+            "an owner takes its own roll for that of another owner", "rules 16a and 23"
         ),
         an_owners_own_roll_is_not_taken_for_anothers,
     ),
     (
         Patch(ledger_reads, "confirmed_by_bookies", whoever_answers).mutant(
-            "one bookie says how far a ledger is confirmed", "rules 5 and 13"
+            "a gateway takes the LAC from one bookie's answer", "rules 5 and 13"
         ),
         the_lac_of_one_bookie_is_not_enough,
     ),
     (
         Patch(LedgerReads, "_view", from_the_cache).mutant(
-            "a negative follows a row from the cache", "rule 5"
+            "a gateway denies an entry because of cached metadata", "rule 5"
         ),
         a_negative_follows_the_primary,
     ),
     (
         Patch(LedgerRows, "put", whatever_comes).mutant(
-            "a cached row goes back in version", "rule 5"
+            "cached metadata is replaced by an older version", "rule 5"
         ),
         a_cached_row_never_goes_back,
     ),
     (
         Patch(WriteHandle, "recent", whatever_was_sent).mutant(
-            "memory shows what is not confirmed", "I6"
+            "a gateway serves entries from memory that are not confirmed", "I6"
         ),
         an_entry_in_flight_is_shown_to_nobody,
     ),
     (
         Patch(Ends, "_read", as_it_was_answered).mutant(
-            "an end is told that the database lost before it was kept", "rule 18b"
+            "a gateway reports an end that the database lost before it was copied", "rule 18b"
         ),
         an_end_that_the_database_lacks_is_not_told,
     ),
     (
         Patch(Ends, "reported", as_it_was_read).mutant(
-            "a reader is told an end before members keep its row", "rule 18b"
+            "a reader gets a ledger's end before members have the metadata", "rule 18b"
         ),
         an_end_is_told_to_readers_once_it_is_kept,
     ),
     (
         Patch(DatabaseClock, "hear", believed).mutant(
-            "a clock that jumped is believed", "rule 26c"
+            "a gateway trusts a database clock that jumped", "rule 26c"
         ),
         a_clock_that_jumped_makes_nothing_old,
     ),
     (
         Patch(LogManager, "deletes_by_age", lambda _original: property(lambda _self: True)).mutant(
-            "the retention asks no clock", "rule 26c"
+            "retention deletes by age although the clock is in doubt", "rule 26c"
         ),
         the_retention_waits_for_a_clock_in_doubt,
     ),
     (
         Patch(Ends, "_read", however_few).mutant(
-            "an end with too few copies is known as kept", "rule 18b"
+            "a gateway remembers an end with too few copies as kept", "rule 18b"
         ),
         an_end_with_too_few_copies_is_not_known_as_kept,
     ),
     (
         Patch(Job, "_counted", enough_anyway).mutant(
-            "a log rolls though too few bookies live", "rule 23"
+            "a log rolls although too few bookies are live", "rule 23"
         ),
         no_roll_while_too_few_bookies_live,
     ),
     (
         Patch(Ownership, "is_alive", asked_once).mutant(
-            "an owner is gone at its first silence", "rule 22"
+            "an owner counts as gone after its first missed answer", "rule 22"
         ),
         one_silence_is_not_the_end_of_an_owner,
     ),

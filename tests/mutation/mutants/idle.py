@@ -65,26 +65,28 @@ async def _only_asked(
 
 IDLE_MUTANTS: Final = (
     Patch(Kept, "lives", _without_slack).mutant(
-        "a keeper waits no longer than the log may be idle", "ADR 40"
+        "an expiry keeper waits no longer than a log may be idle", "ADR 40"
     ),
     Patch(Kept, "lives", _forgiving).mutant(
-        "a log that has expired lives again for its keeper", "ADR 40"
+        "an expiry keeper revives a log that it declared expired", "ADR 40"
     ),
     Patch(LogMetadata, "kept_by", _of_the_term_before).mutant(
-        "an appointment has no term of its own", "ADR 40"
+        "a new expiry keeper gets the previous keeper's term", "ADR 40"
     ),
-    Patch(Reported, "is_due", _told_for_ever).mutant("a keeper is told once", "ADR 40"),
+    Patch(Reported, "is_due", _told_for_ever).mutant(
+        "a gateway reports a log's use to its expiry keeper only once", "ADR 40"
+    ),
     Patch(Accesses, "here", _asleep_too).mutant(
-        "a keeper counts the time in which it stood still", "ADR 40"
+        "an expiry keeper counts time in which it was not running", "ADR 40"
     ),
     Patch(Handover, "_is_meant", _of_any_term).mutant(
-        "a deletion does not name the keeper's term", "ADR 40"
+        "the deletion of an expired log ignores the keeper's term", "ADR 40"
     ),
     Patch(Accesses, "_verdict", _only_asked).mutant(
-        "accesses at other gateways are not told", "ADR 40"
+        "gateways do not report accesses to the expiry keeper", "ADR 40"
     ),
-    Patch(Accesses, "_wait", always(None)).mutant("a request that lasts is one access", "ADR 40"),
+    Patch(Accesses, "_wait", always(None)).mutant("a long request counts as one access", "ADR 40"),
     Patch(Accesses, "sweep", answers(True)).mutant(
-        "nobody looks at a log that nobody uses", "ADR 40"
+        "the sweep does not delete logs that have expired", "ADR 40"
     ),
 )

@@ -560,14 +560,14 @@ async def a_packed_repeat_is_known() -> str | None:
 
 CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
     "the ledger API writes to a log's ledgers": ledger_of_a_log_is_refused,
-    "a packed batch has the digest of what is stored": a_packed_repeat_is_known,
-    "a degraded ensemble need not reach Qa": too_few_live_bookies_are_refused,
-    "an owner appends behind the batch that ends the log": no_seed_goes_on,
-    "a takeover goes on behind the batch that ended the log": no_seed_goes_on,
-    "an owner takes any stream sequence": no_seed_goes_on,
+    "a compressed batch's digest covers the stored bytes, not the records": a_packed_repeat_is_known,
+    "a degraded ensemble has fewer than Qa live bookies": too_few_live_bookies_are_refused,
+    "an owner appends after the batch that ends the log": no_seed_goes_on,
+    "a takeover continues after the batch that ended the log": no_seed_goes_on,
+    "an owner accepts any stream sequence": no_seed_goes_on,
     "a takeover forgets the last stream sequence": no_seed_goes_on,
-    "a log's deletion is told to no member of what forks name": a_deletion_is_known_though_forks_keep_its_ledgers,
-    "a fork's truncation is told of its source's ledgers": a_fork_lets_go_of_its_own_alone,
+    "a log's deletion does not notify members of ledgers that forks name": a_deletion_is_known_though_forks_keep_its_ledgers,
+    "a fork's truncation reports its source's ledgers as deleted": a_fork_lets_go_of_its_own_alone,
     **GATEWAY_CLAIMS,
 }
 
@@ -630,23 +630,25 @@ async def fresh_of_any(
 LOG_MUTANTS: Final = (
     *GATEWAY_MUTANTS,
     Patch(Owner, "_refused", without_repeats).mutant(
-        "a refused request is handed on without its repeats", "rule 24a", LOG_REPEAT
+        "an owner hands a refused request on without its retries", "rule 24a", LOG_REPEAT
     ),
     Patch(Owner, "_refused", all_refusals).mutant(
-        "a refusal of entries that were cut counts", "rule 24a", LOG_REFUSALS
+        "an owner acts on a refusal of entries that it already withdrew", "rule 24a", LOG_REFUSALS
     ),
-    Patch(Append, "of", of_any).mutant("an append goes to whichever log has the name", "rule 27b"),
+    Patch(Append, "of", of_any).mutant(
+        "an append goes to a later log of the same name", "rule 27b"
+    ),
     Patch(LogHandle, "force", forced_by_name).mutant(
-        "a close closes whichever log has the name", "rule 27b"
+        "a close closes a later log of the same name", "rule 27b"
     ),
     Patch(LogReader, "_look", whichever).mutant(
-        "a read goes on with the records of a later log", "rule 27b"
+        "a read continues in a later log of the same name", "rule 27b"
     ),
     Patch(LogReader, "fresh", fresh_of_any).mutant(
-        "a reader that comes back is served from a later log", "rule 27b"
+        "a returning reader is served from a later log of the same name", "rule 27b"
     ),
     Patch(reading, "RECENT_S", lambda _original: float("inf")).mutant(
-        "a deleted log is read as long as metadata of its ledgers is cached", "rule 27b"
+        "a deleted log stays readable while its ledgers' metadata is cached", "rule 27b"
     ),
     Patch(LogReader, "_check_within", lambda _original: _nothing).mutant(
         "a read beyond the end is answered as one at the end", "rule 27b"
@@ -655,16 +657,16 @@ LOG_MUTANTS: Final = (
         "a late copy of a request is carried out", "rule 6a"
     ),
     Patch(LogManager, "_change", nothing_done).mutant(
-        "a request that changes nothing leaves no name", "rule 6a"
+        "a request that changes nothing does not store its name", "rule 6a"
     ),
     Patch(LogManager, "finish", closed_without_a_name).mutant(
-        "a request that finds a log closed leaves no name", "rule 6a"
+        "a request that finds a log closed does not store its name", "rule 6a"
     ),
     Patch(takeover, "SwapLog", lambda swap: lambda row, _once=None: swap(row)).mutant(
-        "a takeover swaps the row without the request's name", "rule 6a"
+        "a takeover changes the metadata without storing the request's name", "rule 6a"
     ),
     Mutant(
-        "what an ended owner was sent goes to a namesake of its log",
+        "an ended owner's requests go to a later log of the same name",
         "rule 27b",
         (
             Patch(LogRoute, "_refuse_for", always(None)),
@@ -673,178 +675,188 @@ LOG_MUTANTS: Final = (
         ),
     ),
     Patch(LogRoute, "_go", waiting_at_once).mutant(
-        "a request is refused because of a row that was asked for before it came",
+        "a request is refused because of metadata read before the request arrived",
         "rule 27b",
         scope=LOG_NAMESAKE,
     ),
     Patch(LogRoute, "_is_awaited", always(True)).mutant(
-        "an append that was given up goes to the next log of the name", "rule 27b"
+        "an append that its client abandoned goes to a later log", "rule 27b"
     ),
     Patch(LogDriver, "_delete", forks_untold).mutant(
-        "a log's deletion is told to no member of what forks name", "rule 18e"
+        "a log's deletion does not notify members of ledgers that forks name", "rule 18e"
     ),
     Patch(manager, "_let_go", of_all_items).mutant(
-        "a fork's truncation is told of its source's ledgers", "rule 27a"
+        "a fork's truncation reports its source's ledgers as deleted", "rule 27a"
     ),
     Patch(LogDriver, "_delete", told_untold).mutant(
-        "a log's deletion is told though its members were not", "rule 18e"
+        "a log's deletion is reported although its members were not notified", "rule 18e"
     ),
     Patch(Orphans, "released", lambda _original: _none).mutant(
-        "a repeated truncation tells no member", "rule 18e"
+        "a repeated truncation notifies no member", "rule 18e"
     ),
     Patch(Owner, "_must_wait", while_it_lives).mutant(
-        "an owner appends behind the batch that ends the log", "rule 25b"
+        "an owner appends after the batch that ends the log", "rule 25b"
     ),
     Patch(Takeover, "_has_ended", always(False)).mutant(
-        "a takeover goes on behind the batch that ended the log", "rule 25b"
+        "a takeover continues after the batch that ended the log", "rule 25b"
     ),
     Patch(Pipeline, "_check_seq", always(None)).mutant(
-        "an owner takes any stream sequence", "rule 25a"
+        "an owner accepts any stream sequence", "rule 25a"
     ),
     Patch(Takeover, "_stream_seq", always(None)).mutant(
         "a takeover forgets the last stream sequence", "rule 25a"
     ),
     Patch(LogMetadata, "unsealed", the_last_one).mutant(
-        "a takeover closes the last ledger only", "rule 22", scope=LOG_ROLL
+        "a takeover closes only the last of several open ledgers", "rule 22", scope=LOG_ROLL
     ),
     Mutant(
-        "an owner goes on whatever ledger the row names last",
+        "an owner continues although its log's metadata names another last ledger",
         "rule 22",
         (Patch(job, "is_written", always(True)), Patch(takeover, "is_written", always(True))),
         scope=LOG_REPEAT,
     ),
     Patch(Tenancy, "is_mine", always(True)).mutant(
-        "an owner takes every change of the row for a harmless one", "rule 22", scope=LOG_ROLL
+        "an owner takes every change of its log's metadata for harmless", "rule 22", scope=LOG_ROLL
     ),
     Patch(Cluster, "forgets_deleted", lambda _original: True).mutant(
-        "bookies forget the ledgers that were deleted", "rule 16a"
+        "bookies forget which ledgers were deleted", "rule 16a"
     ),
     Patch(Tenancy, "check_token", always(None)).mutant(
-        "an owner asks for no writer token", "rule 22"
+        "an owner does not check the writer token", "rule 22"
     ),
     Patch(LogDriver, "_place_last", always(None)).mutant(
-        "a ledger's writer is not told its place in the log", "rule 18f"
+        "a ledger's writer does not learn the ledger's place in its log", "rule 18f"
     ),
     Patch(Owner, "_proceed", closing_at_once).mutant(
-        "a roll does not wait for what is in flight", "rule 23", scope=LOG_ROLL
+        "a roll does not wait for entries in flight", "rule 23", scope=LOG_ROLL
     ),
     Patch(Job, "close", not_closing).mutant(
-        "a ledger is followed by another one before it is closed", "rules 23 and 28", scope=LOG_ROLL
+        "an owner switches ledgers before the old ledger is closed",
+        "rules 23 and 28",
+        scope=LOG_ROLL,
     ),
     Patch(Job, "_swapped", with_its_settings).mutant(
-        "a roll that meets a change of the limits undoes it", "rule 23"
+        "a roll undoes a concurrent change of the log's settings", "rule 23"
     ),
     Patch(Owner, "_retire", acknowledged_anyway).mutant(
-        "what was in flight when an owner ended counts as done", "rule 24", scope=LOG_REPEAT
+        "an ending owner acknowledges appends that are still in flight", "rule 24", scope=LOG_REPEAT
     ),
     Patch(Owner, "_settle", appended_again).mutant(
-        "what an ended ledger has kept is appended again", "rule 24", scope=LOG_PUBLICATION
+        "an owner appends entries again that the ended ledger contains",
+        "rule 24",
+        scope=LOG_PUBLICATION,
     ),
     Patch(batch, "content", digest_of_what_is_stored).mutant(
-        "a packed batch has the digest of what is stored", "rule 26"
+        "a compressed batch's digest covers the stored bytes, not the records", "rule 26"
     ),
     Patch(batch, "placed", counting_nothing).mutant(
-        "a batch does not count the records before it", "rule 25", scope=LOG_TWO
+        "a batch does not state how many records precede it", "rule 25", scope=LOG_TWO
     ),
     Mutant(
-        "a producer's repeat is appended again",
+        "a producer's retry is appended again",
         "rule 26",
         (Patch(ProducerTable, "find", always(None)), Patch(ProducerTable, "begin", always(None))),
         scope=LOG_REPEAT,
     ),
     Patch(Takeover, "_learn", always(None)).mutant(
-        "a takeover does not learn what producers have appended since", "rule 26", scope=LOG_REPEAT
+        "a takeover does not learn the latest appends of producers", "rule 26", scope=LOG_REPEAT
     ),
     Patch(ProducerTable, "snapshot", always(())).mutant(
-        "a new ledger's item carries no producers", "rule 26", scope=LOG_REPEAT_ROLL
+        "a new ledger's item does not contain the producers", "rule 26", scope=LOG_REPEAT_ROLL
     ),
     Patch(ProducerTable, "find", since_ever).mutant(
-        "an unknown producer is new", "rule 26a", scope=LOG_FORGOTTEN
+        "an owner takes an unknown producer for a new one", "rule 26a", scope=LOG_FORGOTTEN
     ),
     Patch(ProducerTable, "find", since_any).mutant(
-        "Producer-Since is not compared with what was forgotten", "rule 26a"
+        "an owner does not compare Producer-Since with the forgotten end", "rule 26a"
     ),
     Patch(LogMetadata, "with_ends", forgetting_whom).mutant(
-        "what was forgotten is not kept over a takeover", "rule 26a"
+        "a takeover loses the forgotten end", "rule 26a"
     ),
     Patch(ProducerTable, "lost", one_less).mutant(
-        "what was forgotten ends with its last offset, not after it",
+        "the forgotten end is one offset too low",
         "rule 26a",
         scope=LOG_FORGOTTEN,
     ),
     Patch(Pipeline, "_check_since", always(None)).mutant(
-        "a Producer-Since above the log's end is taken", "rule 26a"
+        "an owner accepts a Producer-Since above the log's end", "rule 26a"
     ),
     Patch(Now, "expiry_ms", by_its_own).mutant(
-        "a gateway's own clock forgets producers", "rule 26a"
+        "an owner forgets producers by its own clock", "rule 26a"
     ),
     Patch(Now, "stamp_ms", by_its_own).mutant(
-        "a gateway's own clock stamps what it appends", "rule 26a"
+        "an owner stamps records with its own clock", "rule 26a"
     ),
     Patch(Takeover, "_appended_ms", unreported).mutant(
-        "a takeover appends at times before those of its predecessor", "rule 26b"
+        "a takeover stamps records with times before those of its predecessor", "rule 26b"
     ),
     Patch(Tenancy, "next_ledger", in_its_own_order).mutant(
-        "a roll appends at times before those of the ledger before", "rule 26b"
+        "a roll stamps records with times before those of the old ledger", "rule 26b"
     ),
     Patch(LogMetadata, "with_published", as_written).mutant(
-        "what a transaction published keeps the times of its writing", "rule 26b"
+        "a transaction's published records keep the times of their writing", "rule 26b"
     ),
     Patch(reading, "find_time", one_late).mutant(
-        "a search for a time ends a record late", "rule 26b"
+        "a search by time ends one record late", "rule 26b"
     ),
     Patch(Job, "_swapped", taken_for_ours).mutant(
-        "a commit that another owner did counts as this one's", "rule 28", scope=LOG_TWICE
+        "an owner takes another owner's commit for its own", "rule 28", scope=LOG_TWICE
     ),
     Patch(manager, "sizes_of", counted_as_one).mutant(
-        "a published ledger's records are not counted", "rule 28"
+        "a commit does not count the records of a published ledger", "rule 28"
     ),
     Patch(LogMetadata, "with_published", from_zero).mutant(
         "a new generation begins at offset 0", "rule 28", scope=LOG_OVERWRITE
     ),
     Patch(LogReader, "_confirmed", believing).mutant(
-        "a read believes what bookies know of the LAC", "I32"
+        "a read relies on the LAC that bookies know", "I32"
     ),
-    Patch(LogReader, "_fill", any_row).mutant("a read takes an old row's end for the log's", "I33"),
+    Patch(LogReader, "_fill", any_row).mutant(
+        "a read takes the end in outdated metadata for the log's end", "I33"
+    ),
     Patch(LogReader, "full_page", of_any_size).mutant(
-        "a page that is not full rests on a row of a moment before", "I33"
+        "a page that is not full relies on cached metadata", "I33"
     ),
     Patch(Job, "_look", from_memory).mutant(
-        "an owner believes its memory of a log that may be deleted", "rule 26"
+        "an owner does not check whether its log was deleted", "rule 26"
     ),
     Patch(Owner, "_names", always(True)).mutant(
-        "nobody asks whether a log still names a new ledger", "rule 18f", scope=LOG_LOST
+        "an owner does not check that metadata still names its new ledger",
+        "rule 18f",
+        scope=LOG_LOST,
     ),
     Patch(Handover, "_fence", unfenced).mutant(
-        "the name of a log is free before its writer has ended", "rule 27", scope=LOG_DELETION
+        "a deleted log's name is free before its writer has ended", "rule 27", scope=LOG_DELETION
     ),
     Patch(ledger_writes, "transaction_of", always("one")).mutant(
         "the ledger API writes to a log's ledgers", "rule 27"
     ),
     Patch(values.Page, "own", lambda _original: lambda _page, count: count).mutant(
-        "a read of a fork goes on where the fork ends in a ledger", "rule 27a"
+        "a read of a fork continues beyond the fork's part of a ledger", "rule 27a"
     ),
     Patch(LogMetadata, "base", the_last_of_all).mutant(
-        "a takeover of a fork learns from the source's ledger", "rule 27a"
+        "a takeover of a fork learns producers from the source's ledger", "rule 27a"
     ),
     Patch(LogMetadata, "is_sealed_below", always(True)).mutant(
-        "a fork within an open ledger needs no roll", "rule 27a"
+        "a fork begins within an open ledger without a roll", "rule 27a"
     ),
     Patch(Rewrite, "_swapped", over_others).mutant(
-        "a rewrite puts back what others have changed meanwhile", "rule 27c", REWRITE_ROLL
+        "a rewrite undoes concurrent changes of the log's metadata", "rule 27c", REWRITE_ROLL
     ),
     Patch(Rewrite, "_read", one_left_out).mutant(
-        "a rewrite forgets a batch", "rule 27c", REWRITE_ROLL
+        "a rewrite omits a batch", "rule 27c", REWRITE_ROLL
     ),
     Patch(Rewrite, "_moved", as_they_were_written).mutant(
         "a rewrite gives published records the times of their writing", "rule 27c", REWRITE_ROLL
     ),
-    Patch(batch, "moved", where_it_was).mutant("a rewrite moves records", "rule 27c", REWRITE_ROLL),
+    Patch(batch, "moved", where_it_was).mutant(
+        "a rewrite moves records to other offsets", "rule 27c", REWRITE_ROLL
+    ),
     Patch(Indexing, "_swap", index_over_others).mutant(
-        "an index puts back what others have changed meanwhile", "rule 27e", REWRITE_INDEX
+        "an index undoes concurrent changes of the log's metadata", "rule 27e", REWRITE_INDEX
     ),
     Patch(Indexing, "_read", last_batch_unseen).mutant(
-        "an index forgets a batch", "rule 27e", REWRITE_INDEX
+        "an index omits a batch", "rule 27e", REWRITE_INDEX
     ),
     Patch(Compaction, "survivors", one_too_many).mutant(
         "compaction removes the newest record of a key", "rule 27d", REWRITE_PASS
@@ -853,35 +865,39 @@ LOG_MUTANTS: Final = (
         "compaction leaves offsets that no batch covers", "rule 27d", REWRITE_PASS
     ),
     Patch(Compaction, "compacted", lambda _original: lambda *_: 1).mutant(
-        "tombstones go before readers learn of them", "rule 27d", REWRITE_PASS
+        "compaction removes tombstones before readers have seen them", "rule 27d", REWRITE_PASS
     ),
     Patch(Compaction, "compacted", clean_as_its_parts).mutant(
-        "a merge makes dirty ledgers clean", "rule 27d", REWRITE_ROLL
+        "a merge marks dirty ledgers as clean", "rule 27d", REWRITE_ROLL
     ),
     Patch(PassState, "group", clean_at_once).mutant(
-        "ledgers are clean before all keys were compacted", "rule 27d", REWRITE_PARTS
+        "compaction marks ledgers as clean before it compacted all keys", "rule 27d", REWRITE_PARTS
     ),
     Patch(Columns, "lasting", lambda _original: lambda self, *_: range(self.count)).mutant(
         "a read returns expired records", "rule 27f", REWRITE_EXPIRY
     ),
     Patch(Columns, "lasting", with_its_neighbour).mutant(
-        "records that last go with expired ones", "rule 27f", REWRITE_EXPIRY
+        "a read omits records that have not expired", "rule 27f", REWRITE_EXPIRY
     ),
     Patch(Pass, "expired", all_of_them).mutant(
-        "tombstones go before older records of their keys", "rule 27d", REWRITE_TOMBSTONE
+        "compaction removes tombstones before the older records of their keys",
+        "rule 27d",
+        REWRITE_TOMBSTONE,
     ),
     Patch(Orphans, "_keep_place", lambda _original: _nothing).mutant(
-        "replaced ledgers are deleted before bookies know what has replaced them",
+        "replaced ledgers are deleted before bookies know their replacement",
         "rule 27c",
         REWRITE_LOST,
     ),
     Patch(MetadataLogs, "unshared", all_released).mutant(
-        "replaced ledgers are deleted whatever forks name", "rules 27a and 27c", REWRITE_FORK
+        "replaced ledgers are deleted although forks name them", "rules 27a and 27c", REWRITE_FORK
     ),
     Patch(PassState, "rewritten", whatever_failed).mutant(
-        "a pass goes on behind ledgers that it could not rewrite", "rule 27d", REWRITE_FAILED_PASS
+        "a compaction continues after ledgers that it could not rewrite",
+        "rule 27d",
+        REWRITE_FAILED_PASS,
     ),
     Patch(directory, "_mixed", any_absent).mutant(
-        "a degraded ensemble need not reach Qa", "rule 29"
+        "a degraded ensemble has fewer than Qa live bookies", "rule 29"
     ),
 )

@@ -149,55 +149,63 @@ def _of_any_creation(_original: Any, self: Draft, log: str, created: str) -> Non
 
 POSITION_MUTANTS: Final = (
     Patch(Rows, "decided", always(None)).mutant(
-        "a copy of a change that was decided is decided once more", "32"
+        "a copy of a decided change is decided again", "32"
     ),
     Patch(RowDraft, "_is_remembered", always(True)).mutant(
-        "a change is done that would be forgotten if a copy had been done", "32"
+        "a change is done although an earlier copy's result may be forgotten", "32"
     ),
-    Patch(Rows, "_remember", _of_what_was_done).mutant(
-        "a change that was refused is not remembered", "32"
-    ),
-    Patch(Rows, "_remember", _of_all_time).mutant(
-        "tokens that were forgotten count as remembered", "32"
-    ),
+    Patch(Rows, "_remember", _of_what_was_done).mutant("a refused change is not remembered", "32"),
+    Patch(Rows, "_remember", _of_all_time).mutant("forgotten tokens count as remembered", "32"),
     Patch(Rows, "reach", _from_the_beginning).mutant(
         "tokens of records that were never read count as remembered", "32"
     ),
     Patch(OffsetStore, "_overtaken", _for_ever_the_owner).mutant(
-        "a keeper that was overtaken and is not the owner decides anew", "32"
+        "an overtaken gateway decides again although it is not the owner", "32"
     ),
     Patch(Draft, "_expire", _whoever_holds_it).mutant(
         "a consumer expires while its lease is held", "32a"
     ),
     Patch(Draft, "_expire", _whenever_it_was_used).mutant(
-        "a consumer expires that was used just before", "32a"
+        "a consumer expires that was just used", "32a"
     ),
     Patch(RowDraft, "_free", _of_any_creation).mutant(
-        "consumers are freed with a namesake of their log", "32a"
+        "the deletion of a namesake frees a log's consumers", "32a"
     ),
     Patch(Rows, "learned", always(None)).mutant(
-        "a new keeper grants at once what may be held", "ADR 37"
+        "a new owner grants a lease at once that may be held", "ADR 37"
     ),
     Patch(positions, "_check_token", always(None)).mutant(
         "a fencing token is not compared", "ADR 37"
     ),
-    Patch(Draft, "_check_free", always(None)).mutant("a lease that is held is granted", "ADR 37"),
+    Patch(Draft, "_check_free", always(None)).mutant(
+        "a lease is granted while another worker holds it", "ADR 37"
+    ),
     Patch(OffsetStore, "_append", told_at_once).mutant(
-        "an answer is given before it is in the log", "ADR 37"
+        "a change is reported before it is in the log", "ADR 37"
     ),
     Patch(OffsetStore, "_failed", taken_for_done).mutant(
-        "an append of an unknown outcome counts as done", "ADR 37"
+        "an append with an unknown outcome counts as done", "ADR 37"
     ),
     Patch(Draft, "_acquire", _whoever_was_started_later).mutant(
         "the older of two workers with one name takes the lease", "ADR 37"
     ),
-    Patch(Draft, "_decide", _without_a_token).mutant("a reset leaves the token", "ADR 37"),
-    Patch(OffsetStore, "step", by_the_wall).mutant(
-        "a lease ends by the clock on the wall", "ADR 37"
+    Patch(Draft, "_decide", _without_a_token).mutant(
+        "a reset does not change the fencing token", "ADR 37"
     ),
-    Patch(Rows, "begin", _of_the_last_row).mutant("records that count are dropped", "ADR 37"),
-    Patch(OffsetStore, "step", _with_what_it_had).mutant("rows outlive a truncation", "ADR 37"),
-    Patch(OffsetStore, "step", _unread).mutant("who was overtaken does not read", "ADR 37"),
-    Patch(RowDraft, "_version", _from_one).mutant("versions begin anew after a deletion", "ADR 37"),
-    Patch(Draft, "_commit", _any_offset).mutant("a commit moves a position back", "ADR 37"),
+    Patch(OffsetStore, "step", by_the_wall).mutant("a lease ends by the wall clock", "ADR 37"),
+    Patch(Rows, "begin", _of_the_last_row).mutant(
+        "a truncation drops records that are still needed", "ADR 37"
+    ),
+    Patch(OffsetStore, "step", _with_what_it_had).mutant(
+        "a store keeps its old state after its log is truncated", "ADR 37"
+    ),
+    Patch(OffsetStore, "step", _unread).mutant(
+        "an overtaken gateway does not read the newer records", "ADR 37"
+    ),
+    Patch(RowDraft, "_version", _from_one).mutant(
+        "versions begin again after a deletion", "ADR 37"
+    ),
+    Patch(Draft, "_commit", _any_offset).mutant(
+        "a commit moves the committed offset back", "ADR 37"
+    ),
 )

@@ -120,40 +120,54 @@ QUEUE_MUTANTS: Final = (
         "a stale token settles a record of another claim", "33"
     ),
     Patch(QueueDraft, "_settle", _of_any_offset).mutant("an acknowledgement needs no claim", "33"),
-    Patch(Queues, "held_until", always(0.0)).mutant("no claim is held", "33"),
-    Patch(Rows, "learned", always(None)).mutant("a new owner gives at once what may be held", "33"),
+    Patch(Queues, "held_until", always(0.0)).mutant("a claim does not hold its records", "33"),
+    Patch(Rows, "learned", always(None)).mutant(
+        "a new owner gives records at once that may be claimed", "33"
+    ),
     Patch(Queue, "without", lambda _: lambda row, _offsets: row).mutant(
-        "a record that is given again stays in its claim", "33"
+        "a record that is given again stays in its old claim", "33"
     ),
-    Patch(queues, "_in_order", _in_any_order).mutant("the order by key is not kept", "33"),
+    Patch(queues, "_in_order", _in_any_order).mutant(
+        "a queue does not keep the order by key", "33"
+    ),
     Patch(queues, "_in_order", _one_of_those_that_wait).mutant(
-        "a record of a key does not wait for one that a worker has", "33"
+        "a record does not wait for a claimed record of its key", "33"
     ),
-    Patch(Queue, "acknowledged", _up_to_the_last).mutant("the floor leaves records out", "33"),
-    Patch(QueueDraft, "_settle", _without_a_hold).mutant("an extension holds nothing", "33"),
-    Patch(QueueDraft, "_given_back", _at_once).mutant("a delay is not waited for", "33"),
+    Patch(Queue, "acknowledged", _up_to_the_last).mutant(
+        "a queue's floor passes records that are not done", "33"
+    ),
+    Patch(QueueDraft, "_settle", _without_a_hold).mutant(
+        "an extension does not prolong its claim", "33"
+    ),
+    Patch(QueueDraft, "_given_back", _at_once).mutant(
+        "a returned record is given before its delay is over", "33"
+    ),
     Patch(QueueDraft, "_begun", _split_again).mutant(
-        "a move that was sent is divided once more", "33"
+        "a move is divided again after it was sent", "33"
     ),
     Patch(QueueDraft, "_begun", _whatever_was_seen).mutant(
-        "a move begins anew after it was sent", "33"
+        "a move starts again after it was sent", "33"
     ),
     Patch(QueueDraft, "_exhausted", _while_it_is_held).mutant(
-        "a record goes to the dead letters while a worker has it", "33"
+        "a record becomes a dead letter while a worker holds it", "33"
     ),
     Patch(QueueDraft, "_exhausted", lambda _: lambda _self, row: row).mutant(
-        "a record is given more often than the settings say", "33"
+        "a record is given more often than the settings allow", "33"
     ),
-    Patch(QueueDraft, "_doomed", _dropped).mutant("a record is dropped after its attempts", "33"),
-    Patch(Queue, "trimmed", _uncounted).mutant("what truncation takes is not counted", "33"),
+    Patch(QueueDraft, "_doomed", _dropped).mutant(
+        "a record is dropped after its last attempt", "33"
+    ),
+    Patch(Queue, "trimmed", _uncounted).mutant(
+        "a queue does not count records that truncation removed", "33"
+    ),
     Patch(QueueDraft, "_check_version", always(None)).mutant(
-        "a late request deletes a later queue", "33"
+        "a late request deletes a later queue of the same name", "33"
     ),
     Patch(OffsetStore, "_append", told_at_once).mutant(
-        "a claim is told before it is in the log", "33"
+        "a claim is reported before it is in the log", "33"
     ),
     Patch(OffsetStore, "_failed", taken_for_done).mutant(
-        "a claim counts whose append has an unknown outcome", "33"
+        "a claim counts although its append has an unknown outcome", "33"
     ),
-    Patch(OffsetStore, "step", by_the_wall).mutant("a claim ends by the clock on the wall", "33"),
+    Patch(OffsetStore, "step", by_the_wall).mutant("a claim ends by the wall clock", "33"),
 )

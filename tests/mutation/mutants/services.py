@@ -157,87 +157,107 @@ def settled_without_others(
 
 SERVICES: Final = (
     Patch(FragmentRepair, "_send", normal_add).mutant(
-        "copies are made without the recovery flag", "X16, BK#4163, I25", draw_services=draw
+        "a repair copies entries with normal adds", "X16, BK#4163, I25", draw_services=draw
     ),
     Patch(Collector, "_disposal", gone_if_unnamed).mutant(
-        "what no list names is collected", "X17, BK#870, I26, rule 18", draw_services=draw
+        "a bookie drops ledgers that no list of ledgers names",
+        "X17, BK#870, I26, rule 18",
+        draw_services=draw,
     ),
     Patch(LedgerMetadata, "all_members", without_targets).mutant(
-        "a repair's target counts as nobody", "rules 18 and 20, I26", draw_services=draw
+        "a repair's target does not count as a member", "rules 18 and 20, I26", draw_services=draw
     ),
     Patch(Replica, "apply", entries_only).mutant(
-        "the fence goes with the copy", "rule 16, I13", draw_services=draw
+        "a bookie drops a ledger's fence together with its entries",
+        "rule 16, I13",
+        draw_services=draw,
     ),
     Patch(Replica, "apply", forgotten_id).mutant(
-        "a deleted ledger's id is forgotten",
+        "a bookie forgets the id of a deleted ledger",
         "rule 16a, I13",
         Scope("one entry, deleted and dropped", deletes=True),
         draw_services=draw,
     ),
     Patch(Ends, "_recover", read_without_recovery).mutant(
-        "an unrecovered ledger is read as complete", "X19, pravega#1907", draw_services=draw
+        "a gateway answers a recovery request without recovering the ledger",
+        "X19, pravega#1907",
+        draw_services=draw,
     ),
     Patch(Creations, "_adopt", adopted).mutant(
-        "a second process writes a ledger", "rule 11, I29", draw_services=draw
+        "a gateway writes a ledger that another process created", "rule 11, I29", draw_services=draw
     ),
     Patch(ledger_reads, "_absent", sure_negative).mutant(
-        "what is not found is denied", "rule 5, I6", draw_services=draw
+        "a gateway denies an entry that it has only failed to find",
+        "rule 5, I6",
+        draw_services=draw,
     ),
     Patch(Answers, "is_lost", always(True)).mutant(
-        "what somebody has is given up", "rule 31", draw_services=draw
+        "entries are declared lost although a bookie has them", "rule 31", draw_services=draw
     ),
     Mutant(
-        "lost members decide before the others have spoken",
+        "a recovery counts lost members before the other members have answered",
         "rule 14",
         (Patch(Tally, "_is_absent", lost_first), Patch(Recovery, "_is_covered", lost_are_fenced)),
         draw_services=draw_losses,
     ),
     Patch(recovery, "replace", unsaid).mutant(
-        "a ledger does not say that it may lack entries", "rule 14", draw_services=draw
+        "metadata does not record that a ledger may lack entries", "rule 14", draw_services=draw
     ),
     Patch(Writers, "presence_of", nobody_there).mutant(
-        "a live writer's ledger is recovered", "rule 21", draw_services=draw
+        "autorecovery recovers the ledger of a live writer", "rule 21", draw_services=draw
     ),
     Patch(Worker, "_may_stay", always(True)).mutant(
-        "a member that is away is filled up all the same", "rule 8", draw_services=draw
+        "autorecovery copies entries to a member that is lost or drained",
+        "rule 8",
+        draw_services=draw,
     ),
     Patch(RowSpread, "begin", told_without_copies).mutant(
-        "an end is told before members keep its row", "rule 18b", draw_services=draw
+        "a gateway reports a ledger's end before members have the metadata",
+        "rule 18b",
+        draw_services=draw,
     ),
     Patch(RowSpread, "others", settled_without_others).mutant(
-        "nobody else keeps an end that too few members keep", "rule 18b", draw_services=draw
+        "no other bookie gets the end that too few members have", "rule 18b", draw_services=draw
     ),
     Patch(checker, "spread", answers(None)).mutant(
-        "the check sends no copies of rows", "rule 18b", draw_services=draw
+        "autorecovery's check sends bookies no copies of metadata", "rule 18b", draw_services=draw
     ),
     Patch(Memory, "compare", believed).mutant(
-        "a database that went back is believed", "rule 18a", draw_services=draw_restores
+        "a service trusts a database that went back", "rule 18a", draw_services=draw_restores
     ),
     Patch(Memory, "wanted", of_its_own).mutant(
-        "a service forgets what others told of the database",
+        "a service forgets lost changes that other services reported",
         "rule 18a",
         draw_services=draw_restores,
     ),
     Mutant(
-        "the collector presents no witnesses",
+        "a bookie collects ledgers without presenting its witnesses",
         "rule 18a, I26",
         (Patch(MetadataClient, "proofs", unproven), Patch(MetadataRows, "confirm", answers(None))),
         draw_services=draw_restores,
     ),
     Patch(Memory, "presented", always(())).mutant(
-        "what requests present is not looked for", "rule 18a", draw_services=draw_restores
+        "the metadata service ignores the witnesses in requests",
+        "rule 18a",
+        draw_services=draw_restores,
     ),
     Patch(Inquiry, "ask", answers([])).mutant(
-        "a metadata process that starts asks nobody", "rule 18a", draw_services=draw_restores
+        "a starting metadata process asks no bookie for witnesses",
+        "rule 18a",
+        draw_services=draw_restores,
     ),
     Patch(Replica, "_kept_row", always(())).mutant(
-        "an add is acknowledged without a copy of its row", "rule 18b", draw_services=draw_restores
+        "a bookie acknowledges an add without a copy of the metadata",
+        "rule 18b",
+        draw_services=draw_restores,
     ),
     Patch(Checker, "_queue_placed", answers(None)).mutant(
-        "nobody queues a repair that lacks its last step", "rule 20b", draw_services=draw_restores
+        "autorecovery does not queue a repair that lacks its last step",
+        "rule 20b",
+        draw_services=draw_restores,
     ),
     Mutant(
-        "a disk that is lost with the database comes back as the same member",
+        "a bookie returns as the same member after losing disk and database",
         "rule 15b, X18",
         (
             Patch(rebuild, "stand_ins", always({})),

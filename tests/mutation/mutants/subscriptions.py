@@ -111,16 +111,16 @@ def _sent_once(original: Any, self: Subscription, wall_ms: int) -> int | None:
 
 SUBSCRIPTION_MUTANTS: Final = (
     Patch(subscriptions, "_is_meant", always(True)).mutant(
-        "the answer to an earlier creation acknowledges a wake", "34"
+        "an answer for an earlier creation of a subscription acknowledges a wake", "34"
     ),
     Patch(subscriptions.Discovery, "answered", always(None)).mutant(
         "a stream whose link failed is not linked again", "34"
     ),
     Patch(simulation, "discovered", _by_its_name).mutant(
-        "a stream that was created again is known by its name", "34"
+        "a stream that was created again is taken for the old stream", "34"
     ),
     Patch(Subscription, "sends_in_ms", _sent_once).mutant(
-        "a wake that no worker claims is announced once", "34"
+        "an unclaimed wake is announced only once", "34"
     ),
     Patch(SubscriptionDraft, "_acknowledged", _of_any_wake).mutant(
         "a stale wake acknowledges offsets", "34"
@@ -131,28 +131,30 @@ SUBSCRIPTION_MUTANTS: Final = (
     Patch(SubscriptionDraft, "_delivered", _of_any_delivery).mutant(
         "the answer to an earlier wake ends the current one", "34"
     ),
-    Patch(subscriptions, "_acked", _any_offset).mutant("acknowledged offsets go back", "34"),
+    Patch(subscriptions, "_acked", _any_offset).mutant("an acknowledged offset moves back", "34"),
     Patch(SubscriptionDraft, "_acknowledged", _up_to_the_end).mutant(
-        "an end acknowledges what the wake did not show", "34"
+        "a finished wake acknowledges records that the wake did not show", "34"
     ),
     Patch(SubscriptionDraft, "_woken", _with_the_old_number).mutant(
-        "two wakes have one generation", "34"
+        "two wakes share one generation", "34"
     ),
     Patch(SubscriptionDraft, "_failed", _given_up).mutant(
-        "a wake that was not delivered is given up", "34"
+        "a subscription gives up a wake that was not delivered", "34"
     ),
-    Patch(Subscriptions, "held_until", always(0.0)).mutant("no wake is held", "34"),
+    Patch(Subscriptions, "held_until", always(0.0)).mutant(
+        "a wake is not held for its worker", "34"
+    ),
     Patch(Rows, "learned", always(None)).mutant(
-        "a new owner ends at once a wake that may be held", "34"
+        "a new owner ends a wake at once that may be held", "34"
     ),
     Patch(subscriptions, "_without_stream", _whatever_its_creation).mutant(
-        "the deletion of a stream ends the link of a later one", "34"
+        "a stream's deletion ends the link of a later stream", "34"
     ),
     Patch(subscriptions, "_again", _where_the_old_one_was).mutant(
-        "a stream that was created again begins where the old one was", "34"
+        "a stream that was created again begins at the old offset", "34"
     ),
     Patch(OffsetStore, "_append", told_at_once).mutant(
-        "a claimed wake is told before it is in the log", "34"
+        "a claimed wake is reported before it is in the log", "34"
     ),
-    Patch(OffsetStore, "step", by_the_wall).mutant("a wake ends by the clock on the wall", "34"),
+    Patch(OffsetStore, "step", by_the_wall).mutant("a wake ends by the wall clock", "34"),
 )

@@ -13,44 +13,44 @@ from tests.support.virtual import run_virtual
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
 BY_SWARM = (
-    "a restart forgets the fence",
-    "an older incarnation takes normal adds",
-    "any answer counts for coverage",
-    "silence counts as negative",
-    "the fence is not checked on add",
-    "recovery takes a conflict for success",
-    "a fence is told before it is on disk",
-    "the length is not measured",
-    "what an answer does not name is absent",
-    "what no list names is collected",
-    "the fence goes with the copy",
-    "a second process writes a ledger",
-    "a live writer's ledger is recovered",
-    "what somebody has is given up",
+    "a restarted bookie forgets the fence",
+    "a bookie accepts normal adds that name its older incarnation",
+    "a recovery counts any answer to a fence for coverage",
+    "a recovery counts a timeout as a negative answer",
+    "a bookie does not check the fence on an add",
+    "a recovery takes a compare-and-swap conflict for success",
+    "a bookie reports a fence before the fence is on disk",
+    "a recovery closes a ledger without measuring its length",
+    "a recovery takes entries that an answer leaves out for absent",
+    "a bookie drops ledgers that no list of ledgers names",
+    "a bookie drops a ledger's fence together with its entries",
+    "a gateway writes a ledger that another process created",
+    "autorecovery recovers the ledger of a live writer",
+    "entries are declared lost although a bookie has them",
 )
 
 BY_SEARCH = (
-    "answers of replaced members count",
-    "acks of replaced members are kept",
-    "entries are confirmed while a change is under way",
-    "the ensemble changes without compare-and-swap",
-    "an ack fewer confirms",
+    "a writer counts acknowledgements of members that were replaced",
+    "an ensemble change keeps the acknowledgements of the replaced members",
+    "a writer confirms entries while an ensemble change is in progress",
+    "a writer changes its ensemble without a compare-and-swap",
+    "an entry is confirmed with one acknowledgement too few",
 )
 
 
 FIRST_SEEDS = {
-    "a second process writes a ledger": 19,
-    "a live writer's ledger is recovered": 15,
-    "what somebody has is given up": 9,
-    "what an ended ledger has kept is appended again": 17,
-    "a reset leaves the token": 37,
-    "a lease ends by the clock on the wall": 8,
+    "a gateway writes a ledger that another process created": 19,
+    "autorecovery recovers the ledger of a live writer": 15,
+    "entries are declared lost although a bookie has them": 9,
+    "an owner appends entries again that the ended ledger contains": 17,
+    "a reset does not change the fencing token": 37,
+    "a lease ends by the wall clock": 8,
     "a consumer expires while its lease is held": 6,
-    "rows outlive a truncation": 6,
-    "a keeper waits no longer than the log may be idle": 64,
-    "a move that was sent is divided once more": 4,
-    "a move begins anew after it was sent": 4,
-    "a claim ends by the clock on the wall": 6,
+    "a store keeps its old state after its log is truncated": 6,
+    "an expiry keeper waits no longer than a log may be idle": 64,
+    "a move is divided again after it was sent": 4,
+    "a move starts again after it was sent": 4,
+    "a claim ends by the wall clock": 6,
 }
 """The first seed that shows a mutant, where the seeds before it take a second or more. After a change of a simulation,
 another seed may be the first: the hunt goes on from this one.
@@ -68,12 +68,12 @@ def test_the_swarm_sees_that_a_guard_is_missing(name: str) -> None:
 
 
 BY_LOGS = (
-    "an owner goes on whatever ledger the row names last",
-    "a ledger is followed by another one before it is closed",
-    "a batch does not count the records before it",
-    "a producer's repeat is appended again",
-    "an unknown producer is new",
-    "what an ended ledger has kept is appended again",
+    "an owner continues although its log's metadata names another last ledger",
+    "an owner switches ledgers before the old ledger is closed",
+    "a batch does not state how many records precede it",
+    "a producer's retry is appended again",
+    "an owner takes an unknown producer for a new one",
+    "an owner appends entries again that the ended ledger contains",
 )
 
 

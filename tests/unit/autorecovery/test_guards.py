@@ -92,7 +92,7 @@ GUARDS: Final = (
         test_writers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
     ),
     Patch(FragmentRepair, "_verify", believed_target).guard(
-        "a repair does not read back what it gives a place for",
+        "a repair replaces a bookie without reading back the copies",
         "rule 20a",
         test_at_once.test_the_only_healthy_copy_survives_a_move_to_a_damaged_one,
     ),
@@ -102,12 +102,12 @@ GUARDS: Final = (
         test_at_once.test_a_target_that_was_dropped_meanwhile_is_filled_again,
     ),
     Patch(FragmentRepair, "_second_look", always(())).guard(
-        "a change of place queues no second look",
+        "a repair queues no second verification of the copies",
         "rule 20a",
         test_at_once.test_a_place_that_went_bad_is_repaired_by_the_second_look,
     ),
     Patch(FragmentRepair, "_give_row", let_go_at_once).guard(
-        "a repair lets go of the member before the target has its row",
+        "a repair releases the replaced bookie before the target has the metadata",
         "rule 20b",
         test_at_once.test_nobody_is_let_go_before_the_target_keeps_the_row,
     ),

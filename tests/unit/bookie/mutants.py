@@ -114,42 +114,42 @@ def starts_with_lost_data() -> bool:
 
 CRASH_MUTANTS: Final = (
     Patch(LogWriter, "_sync", always(None)).guard(
-        "acknowledged before it is synced", "rule 3, I13", by_crashes
+        "a bookie acknowledges entries before it syncs them", "rule 3, I13", by_crashes
     ),
     Patch(Segments, "sync_entries", always(None)).guard(
         "a new segment's name is not synced", "rule 19", by_crashes
     ),
     Patch(Space, "_rewrite_state", answers(None)).guard(
-        "a compacted segment's fences are not written again", "rule 16", by_crashes
+        "compaction does not rewrite the fences of a removed segment", "rule 16", by_crashes
     ),
     Patch(Store, "rewrite_deleted", answers(None)).guard(
-        "that a ledger is gone is not written again",
+        "a bookie does not rewrite the deletion of a ledger",
         "rules 16a, 17",
         scenario(test_space.test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt),
     ),
     Patch(Space, "_rewrite_deleted", answers(None)).guard(
-        "a deleted ledger's id goes with the segment that names it",
+        "compaction removes a deleted ledger's id with its segment",
         "rule 16a",
         scenario(test_deleted.test_a_deleted_ledgers_id_survives_every_compaction),
     ),
     Patch(Space, "_rewrite_deleted", answers(None)).guard(
-        "crashes meet a compaction that drops the ids of deleted ledgers", "rule 16a", by_crashes
+        "compaction removes the ids of deleted ledgers before a crash", "rule 16a", by_crashes
     ),
     Patch(StoredLedger, "is_deletion_synced", patches.gone_at_once).guard(
-        "the index knows that a ledger is deleted before the log does",
+        "a checkpoint writes a deletion before it is in the log",
         "rule 16a",
         scenario(test_deleted.test_no_checkpoint_precedes_a_deletion),
     ),
     Patch(Segments, "remove", patches.forgetful).guard(
-        "a segment goes without a word", "rule 19", by_crashes
+        "a bookie removes a segment without recording the removal", "rule 19", by_crashes
     ),
     Patch(StoredLedger, "is_idle", patches.idle_in_checkpoints).guard(
-        "what a checkpoint is writing is forgotten in memory",
+        "a ledger is evicted from memory while a checkpoint writes it",
         "I13",
         scenario(test_at_once.test_no_fence_leaves_a_checkpoint),
     ),
     Patch(StoredLedger, "_prune", patches.taken_at_once).guard(
-        "the index gives a copy up before the one in its place is on disk",
+        "the index drops a copy before its replacement is on disk",
         "rule 3",
         scenario(
             test_at_once.test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk,
@@ -159,100 +159,102 @@ CRASH_MUTANTS: Final = (
 )
 OTHER_MUTANTS: Final = (
     Patch(Store, "read", patches.denying).guard(
-        "what can't be read is denied", "X15, rule 1", by_flips
+        "a bookie denies entries that it cannot read", "X15, rule 1", by_flips
     ),
-    Patch(replay, "_judge", always(None)).guard("the log is cut on doubt", "rule 19", by_flips),
+    Patch(replay, "_judge", always(None)).guard(
+        "a bookie cuts its log although the tail may be damaged", "rule 19", by_flips
+    ),
     Patch(Collector, "_disposal", patches.trusting_absence).guard(
-        "a row that is missing is a tombstone",
+        "a bookie takes missing metadata for a tombstone",
         "X17, rule 18",
         scenario(
             test_collect.test_nothing_is_dropped_without_proof, seen=(CasStatus.UNKNOWN, None)
         ),
     ),
     Patch(Collector, "_disposals", patches.naming_no_copies).guard(
-        "a drop asks about no copy that is held",
+        "a bookie drops entries without presenting its copies of metadata",
         "rule 18c",
         scenario(test_collect.test_a_database_that_lacks_a_held_copys_change_drops_nothing),
     ),
     Patch(Collector, "_disposal", patches.forgetting_first).guard(
-        "copies are forgotten by their version alone",
+        "a bookie forgets copies of metadata that the database may lack",
         "rule 18c",
         scenario(test_collect.test_copies_are_forgotten_once_the_database_contains_them),
     ),
     Patch(cookie, "_suspected_loss", always("")).guard(
-        "an emptied directory is taken for the old one", "X18, rule 15", starts_with_lost_data
+        "a bookie takes an emptied directory for the old one", "X18, rule 15", starts_with_lost_data
     ),
 )
 TWIN_MUTANTS: Final = (
     Patch(cookie, "is_copy", always(False)).guard(
-        "a copy of a directory is taken for the directory", "rule 15a", starts_with_lost_data
+        "a bookie takes a copied directory for the original", "rule 15a", starts_with_lost_data
     ),
     Patch(cookie, "_suspected_loss", patches.forgiving).guard(
-        "a directory that went back to a snapshot is taken for what it was",
+        "a bookie accepts a directory that went back to a snapshot",
         "rules 15, 15a",
         starts_with_lost_data,
     ),
     Patch(cookie, "_suspected_loss", patches.counting_only).guard(
-        "whoever counted to the same number of starts is the same",
+        "a bookie takes equal numbers of starts for the same process",
         "rule 15a",
         starts_with_lost_data,
     ),
     Patch(registration, "probe", answers(Presence.GONE)).guard(
-        "nobody asks whether the registered process lives",
+        "a bookie does not ask whether the registered process is alive",
         "rule 15a",
         scenario(test_twins.test_the_registered_process_is_asked_before_its_name_is_taken),
     ),
     Patch(Registration, "_has_live_heartbeat", answers(False)).guard(
-        "a process that does not answer here counts as gone though it is heard",
+        "a process that sends heartbeats counts as gone without an answer",
         "rules 15a, 21a",
         scenario(test_twins.test_the_registered_process_is_asked_before_its_name_is_taken),
     ),
     Patch(registration, "is_displaced", always(False)).guard(
-        "a process goes on though another one is registered in its place",
+        "a bookie process continues after another one has replaced it",
         "rule 15a",
         scenario(test_twins.test_a_displaced_process_learns_of_it_and_counts_no_more),
     ),
     Patch(Liveness, "_bookie_key", patches.one_for_all).guard(
-        "two processes of one name write one heartbeat",
+        "two processes of one bookie write the same heartbeat",
         "rule 15a",
         scenario(test_twins.test_a_displaced_process_learns_of_it_and_counts_no_more),
     ),
 )
 GUARD_MUTANTS: Final = (
     Patch(Replica, "_row_reported", patches.for_any_incarnation).guard(
-        "a copy is kept for an incarnation that may have lost its entries",
+        "a bookie stores metadata sent to its older incarnation",
         "rule 18b",
         keeps_a_copy_of_an_older_incarnation,
     ),
     Patch(Store, "add", patches.unseen_while_added).guard(
-        "a ledger that is leaving takes adds",
+        "a bookie accepts adds to a ledger that it drops",
         "rules 18, 20",
         scenario(test_at_once.test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided),
     ),
     Patch(Store, "_add_compared", patches.unseen_while_compared).guard(
-        "an add that was compared does not look whether its ledger is leaving",
+        "a bookie accepts a compared add to a ledger that it drops",
         "rules 18, 20",
         scenario(
             test_at_once.test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided
         ),
     ),
     Patch(Collector, "__init__", patches.graceless).guard(
-        "no grace passes between the two looks",
+        "a bookie collects without a grace period between its two checks",
         "rule 18",
         scenario(test_at_once.test_a_grace_period_passes_between_the_two_looks),
     ),
     Patch(Space, "_referenced", answers(set())).guard(
-        "a segment goes though a part names it",
+        "a bookie removes a segment that still contains entries in use",
         "I1",
         scenario(test_at_once.test_a_segment_in_use_is_kept),
     ),
     Patch(StoredLedger, "holds", lambda _original: lambda _self, _part: True).guard(
-        "what was dropped meanwhile is moved",
+        "compaction moves entries that were dropped meanwhile",
         "rules 16, 17",
         scenario(test_at_once.test_a_drop_during_a_move_is_final),
     ),
     Patch(StoredLedger, "is_idle", patches.idle_in_queues).guard(
-        "a record that nobody waits for is forgotten before it is on disk",
+        "a bookie forgets a log record before it is on disk",
         "I13",
         scenario(test_at_once.test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted),
     ),

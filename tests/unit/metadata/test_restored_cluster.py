@@ -266,7 +266,7 @@ async def test_a_ledger_whose_members_all_changed_ends_where_it_ended(stores: St
             return await world.run(*accept, status=1)
 
         refused = await until(acceptance, "it is refused for the rows", passing=(OtherChange,))
-        assert "rows of 2 ledgers are missing, or older than copies that bookies hold" in refused
+        assert "rows of 2 ledgers are missing, or older than the bookies' copies" in refused
         assert "quorumlog metadata rebuild" in refused
         assert (await world.got(METADATA, "/health/ready"))[0] == 503
         row = json.loads(await world.run_rebuild("--dry-run"))

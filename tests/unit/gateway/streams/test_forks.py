@@ -389,12 +389,12 @@ async def by_anybody(_original: Any, self: LogReader, row: LogMetadata) -> Any:
 
 GUARDS: Final = (
     Patch(values.Page, "own", all_of_them).guard(
-        "a read of a fork goes on where the fork ends in a ledger",
+        "a read of a fork continues beyond the fork's part of a ledger",
         "rule 27a",
         test_a_fork_of_a_batch_ends_within_it_whatever_follows_there,
     ),
     Patch(LogMetadata, "base", whoever_wrote_it).guard(
-        "a takeover of a fork learns from the source's ledger",
+        "a takeover of a fork learns producers from the source's ledger",
         "rule 27a",
         test_how_the_source_ended_says_nothing_of_a_fork,
     ),
@@ -421,7 +421,7 @@ GUARDS: Final = (
         test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream,
     ),
     Patch(LogMetadata, "is_sealed_below", always(True)).guard(
-        "a fork within an open ledger needs no roll",
+        "a fork begins within an open ledger without a roll",
         "rule 27a",
         test_a_fork_within_an_open_ledger_has_what_was_there_and_the_source_goes_on,
     ),
