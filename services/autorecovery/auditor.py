@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 _RECOVERY_S: Final = 60.0
 _DRAIN_SHARE: Final = 20
-"""Pause after a round of drains or of checks of open ledgers, as a multiple of the round's
-duration: each of the two takes about 5 % of the auditor's time."""
+"""Pause after a round of drains, or after a round that checks open ledgers, as a multiple of the
+round's duration. So each kind of round takes about 5 % of the auditor's time."""
 _PAUSE_MAX_S: Final = 30.0
 """Maximum pause, since a round may have been slow only because the metadata service was slow."""
 _BLOCKED_MAX: Final = 100

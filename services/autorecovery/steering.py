@@ -1,6 +1,4 @@
-"""Follows the operators' settings for autorecovery, and applies them to this process, which limits
-or pauses its copying.
-"""
+"""Follows the operators' settings for autorecovery: limits or pauses the copying of this process."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Workers, which claim items of the repair queue and copy missing entries to members."""
+"""Workers: claim items of the repair queue, and copy missing entries to members."""
 
 import asyncio
 import contextlib

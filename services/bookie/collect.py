@@ -67,7 +67,7 @@ class MetadataRows:
         self._keep = keep
         self._kept: tuple[str, ...] = client.witnesses
         self._lock = asyncio.Lock()
-        """Serializes replacements of the file, which collector and heartbeat both cause."""
+        """Serializes replacements of the file, because collector and heartbeat both cause them."""
         self.missing_count = 0
         """Number of times that a ledger's metadata was missing without a tombstone."""
         self.kept: set[int] = set()

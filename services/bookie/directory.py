@@ -86,7 +86,7 @@ def open_index(path: Path) -> Index:
 
 
 def is_disk_full_error(error: Exception) -> bool:
-    """Whether an error of RocksDB, which has only one exception class, means a full disk."""
+    """Whether an error of RocksDB means a full disk. RocksDB has only one exception class."""
     return any(os.strerror(code) in str(error) for code in NO_ROOM)
 
 

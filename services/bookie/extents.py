@@ -94,7 +94,7 @@ def read_cached(extent: Extent, into: memoryview) -> Bytes | None:
 
 
 def is_large(extent: Extent) -> bool:
-    """Whether an extent is one large part, whose run is worth a separate buffer."""
+    """Whether an extent is one large part. A large part's run is worth a separate buffer."""
     return len(extent.parts) == 1 and extent.end - extent.start > _LARGE_BYTES
 
 

@@ -21,7 +21,7 @@ from services.bookie.writer import Position
 LEDGERS_MAX: Final = 20_000
 """Maximum number of ledgers in memory; above it, `evict_idle` evicts all idle ledgers."""
 _ROUND: Final = 60
-"""Number of calls of `evict_idle`, one per second, in which each ledger is checked once. A ledger
+"""Number of calls of `evict_idle`, one per second, that check each ledger once. A ledger that is
 unused between two checks is evicted, because one small object can keep a MiB of Python's memory in
 use. Loading a ledger again takes some 30 µs (measured)."""
 
@@ -54,7 +54,7 @@ class LedgerTable:
         self._to_look_at: list[int] = []
         """The ledgers that this round has not looked at."""
         self.deleted: set[int] = set()
-        """Deleted ledgers of which a replay found no other record, until the index lists them."""
+        """Deleted ledgers without another record in a replay, until the index lists them."""
         self.fresh = FreshCopies(index.fresh())
         self._applied_count = 0
 
@@ -95,7 +95,7 @@ class LedgerTable:
                 yield ledger_id, row
 
     def remembered(self, after: int = -1) -> Iterator[tuple[int, IndexRow | None]]:
-        """Ledgers with ids above `after`, ascending, including deleted ones, whose row is None."""
+        """Ledgers with ids above `after`, ascending. The row of a deleted ledger is None."""
         mine = {item for item, ledger in self._ledgers.items() if ledger.replica.is_deleted}
         recent = sorted(item for item in mine | self.deleted if item > after)
         last_id = -1

@@ -251,7 +251,7 @@ class StoredLedger:
             self._waiting.append((after, callback))
 
     def on_synced(self, count: int) -> None:
-        """Answer the requests that waited for `count` more records, which are on disk now."""
+        """Answer the requests that waited for records: `count` more records are on disk."""
         replica = self.replica
         replica.synced(replica.synced_count + count)
         self._dirty_count += count

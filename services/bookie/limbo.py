@@ -6,8 +6,8 @@ entry. Phase one also fences the ledgers that are in recovery or CLOSED. An OPEN
 fence. A recovery changes the metadata before it fences, so a ledger that is still OPEN was never
 fenced. Its writer may continue with the new incarnation (rule 15).
 
-Phase two runs while the bookie serves. The bookie requests repairs, by which autorecovery copies
-missing entries and replaces the old incarnation by the new one in the metadata. (Only autorecovery
+Phase two runs while the bookie serves. The bookie requests repairs. Autorecovery then copies
+missing entries, and replaces the old incarnation by the new one in the metadata. (Only autorecovery
 may check authentication codes, by rule 30.) The bookie ends a ledger's limbo when no fragment names
 an older incarnation and the index has all entries that metadata places here.
 

@@ -113,7 +113,7 @@ class PendingWrites:
         return self.bytes * CROWDED_PART > self._bytes_max
 
     def when_roomy(self, notify: Callable[[], None]) -> None:
-        """Call `notify` once when the queue, which is crowded now, is no longer crowded."""
+        """Call `notify` once, when the queue is no longer crowded. The queue is crowded now."""
         self._room_waiters.append(notify)
 
     def on_batch_synced(self, records: list[QueuedRecord], position: Position) -> None:

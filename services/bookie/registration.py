@@ -1,5 +1,4 @@
-"""Registration, by which a starting process becomes the only process of its bookie's name (rules 15
-and 15a).
+"""Registration: a starting process becomes the only process of its bookie's name (rules 15, 15a).
 
 A start reads the directory's cookie and marker and the registered cookie, and probes the process
 that the registered cookie names. Then it calls `decide`, writes the local cookie, and registers it
@@ -275,7 +274,7 @@ class Registration:
         )
 
     async def report_log_end(self, cookie: LocalCookie, sequence: int) -> None:
-        """Report how far the log is on disk, by which a return to a snapshot is detected later.
+        """Report how far the log is on disk, so that a return to a snapshot is detected later.
         Raises: Displaced, and errors of the metadata service.
         """
         end = LogEnd(process=self._process, log_end=sequence)

@@ -25,8 +25,8 @@ OPEN_FILES_MAX: Final = 128
 
 
 class SegmentFile:
-    """A file open for reading, which is closed with its last reference, so that no reader in
-    another thread reads from a descriptor that was reused for another file.
+    """A file open for reading. It is closed with its last reference. Otherwise a reader in another
+    thread might use a descriptor that was reused for another file.
     """
 
     __slots__ = ("fd",)

@@ -98,7 +98,7 @@ class Space:
             await self._free_segments(some, await self._parts_of(some))
 
     async def _free_segments(self, numbers: list[int], parts: list[tuple[int, Part]]) -> None:
-        """Move `parts`, which are all parts in these segments, and remove the segments."""
+        """Move `parts` (all parts in these segments), and remove the segments."""
         store = self._store
         broken = await self._move(parts)
         for number in broken:

@@ -1,6 +1,6 @@
-"""A bookie's storage, which combines the rules (`Replica`), the log and the index. No sockets.
+"""A bookie's storage: combines the rules (`Replica`), the log and the index. No sockets.
 
-Everything runs on one event loop's thread, except in three kinds of threads: the writer's thread
+Everything runs on one event loop's thread, except for three kinds of threads: the writer's thread
 owns the end of the log, readers read from the disk, and a thread writes each checkpoint. Answers
 are passed to callbacks, so that an add costs no task.
 
@@ -217,9 +217,7 @@ class Store:
     async def _add_compared(
         self, asked: replica.AddAsked, compare: Ranges, done: Callable[[replica.Verdict], None]
     ) -> None:
-        """Add entries under ids that already have stored entries: read the stored entries, and
-        decide again.
-        """
+        """Add entries under ids with stored entries: read the stored copies, and decide again."""
         ledger_id = asked.run.ledger_id
         ledger = self.ledger(ledger_id)
         verdict = replica.Verdict(Status.UNKNOWN)
@@ -359,7 +357,7 @@ class Store:
         self.counters["dropped_ledgers"] += 1
 
     def forget_copies(self, ledger_id: int) -> None:
-        """Forget a ledger's superseded metadata copies, whose changes the database has."""
+        """Forget a ledger's superseded metadata copies. The database has their changes."""
         self.ledger(ledger_id).replica.forget_copies()
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:

@@ -72,8 +72,8 @@ class FreshCopies:
         self._attempts = dict.fromkeys(encoded[at : at + ATTEMPT_BYTES] for at in starts)
 
     def note(self, copy: RowCopy) -> None:
-        """Record a new copy, as evidence of the change that made this metadata and of the log's
-        change that placed the ledger, which makes no new version of an open ledger (rule 18f).
+        """Record a new copy, as evidence of two changes: the change that made this metadata, and
+        the log's change that placed the ledger without a new version of its metadata (rule 18f).
         """
         for token in (copy.name.token, placed_by(copy.body)):
             if token:

@@ -164,7 +164,7 @@ class LogWriter:
         self.sync_ns += time.perf_counter_ns() - begun
 
     def _roll(self) -> None:
-        """Begin a new segment, whose head has the end of the old one, which is on disk."""
+        """Begin a new segment. Its head contains the old segment's end, which is on disk."""
         number = self._head.segment + 1
         created = self._with_room(
             lambda: self._segments.create(number, self._sequence, self._offset)

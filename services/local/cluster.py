@@ -248,7 +248,7 @@ class LocalCluster:
         return dsn, redis_url
 
     async def _start_store(self, store: Postgres | Redis, url: str) -> str:
-        """Starts an embedded server; returns the URL by which the services reach it."""
+        """Starts an embedded server; returns the URL for the services."""
         place, is_up = f"127.0.0.1:{store.port}", partial(asyncio.to_thread, store.is_ready)
         self._launch(store.program, place, is_up)
         await self.until_up(store.program.name)

@@ -23,7 +23,7 @@ _INSERT: Final = (
     # The lock makes rows commit in the order of their numbers, so that readers by number miss none.
     "INSERT INTO audit (id, who, remote, operation, target, via)"
     f" SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::text FROM pg_advisory_xact_lock({_LOCK})"
-    # Later transactions of the request must not use up numbers, by which trimming counts rows.
+    # Later transactions of the request must use up no numbers, because trimming counts rows by them.
     " WHERE NOT EXISTS (SELECT FROM audit WHERE id = $1::uuid) ON CONFLICT (id) DO NOTHING"
 )
 

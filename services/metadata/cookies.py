@@ -124,8 +124,8 @@ class CookieStore(RowStore):
 
     @transactional
     async def note_log_end(self, connection: Connection, name: str, request: LogEnd) -> CookieRow:
-        """Store up to which position a bookie's log is on disk, as the registered process reports. The
-        value never decreases. The cookie's version is unchanged, so the report causes no conflicts.
+        """Store how far a bookie's log is on disk, as reported by the registered process. The value
+        never decreases. The cookie's version is unchanged, so the report causes no conflicts.
 
         Raises: VersionConflict (with `current`), NoSuchBookie.
         """

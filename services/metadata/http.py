@@ -93,7 +93,7 @@ Check = Callable[[web.Request, parameters.Given, Any], None]
 
 
 class StoreRoutes(Routes):
-    """Routes, most of which call a store's method directly and need no handler (`serve`)."""
+    """Routes of a store. Most of them call a method of the store and need no handler (`serve`)."""
 
     def serve(
         self,

@@ -89,7 +89,7 @@ class LedgerStore(RowStore):
     ) -> Sequence[LedgerProof]:
         """Return the metadata of the ledgers that a bookie (`holder`) requests, in the order of `asked`.
 
-        For each ledger, the bookie reports the changes (`attempts`) by which it has copies of the metadata. If the
+        For each ledger, the bookie reports which changes (`attempts`) made its copies of the metadata. If the
         database lacks one of these changes, its row may be older than the bookie's copy. The proof then has the
         missing changes instead of the row, and the bookie must not delete the ledger (rule 18c).
         """

@@ -1,7 +1,7 @@
 """Changes that the database lost, the ledgers that bookies therefore keep, and accepted losses.
 
-Before a bookie deletes a ledger, it requests the ledger's row, and reports the changes by which it
-has copies of the row. If the database lacks one of these changes, the bookie keeps the ledger (rule
+Before a bookie deletes a ledger, it requests the ledger's row, and reports which changes made its
+copies of the row. If the database lacks one of these changes, the bookie keeps the ledger (rule
 18c). A change counts as lost even after an operator accepted its loss. The acceptance lets the
 cluster continue, but no ledger of the lost changes is deleted.
 

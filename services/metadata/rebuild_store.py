@@ -485,7 +485,7 @@ class RebuildTables:
 
     @asynccontextmanager
     async def _transaction(self, *, writes: bool = True) -> AsyncIterator[None]:
-        """Run the block in one transaction, whose loss is detectable as for any change (rule 18a)."""
+        """Run the block in one transaction. Its loss is detectable, as for any change (rule 18a)."""
         self._connection.settled = None
         async with self._connection.transaction(readonly=not writes):
             yield
@@ -517,7 +517,7 @@ def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Hel
 
 
 def _target_of(row: LedgerMetadata) -> str:
-    """Return the target by which a retry finds the change that wrote the row (rule 6)."""
+    """Return the target of the change that wrote the row. Retries find the change by it (rule 6)."""
     if row.deletion:
         return f"delete ledger {row.ledger_id}"
     return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"

@@ -1,4 +1,4 @@
-"""Transactions, whose ledgers become part of a log in one database transaction, or not at all.
+"""Transactions: their ledgers become part of a log in one database transaction, or not at all.
 
 Rows are locked in one order: the log, the transaction, the app, the ledgers. A commit or an abort
 locks the transaction's row, so that a concurrent commit or abort sees the result. Unpublished ledgers

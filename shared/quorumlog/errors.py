@@ -556,8 +556,8 @@ class OffsetTruncated(Superseded, status=410, title="The records at this offset 
 
 
 class OffsetBeyondEnd(Invalid, status=416, title="The log ends before this offset"):
-    """The log never had a record with this offset. `next_offset` is the log's end, from which a
-    reader may wait for the next record.
+    """The log never had a record with this offset. `next_offset` is the log's end: a
+    reader may wait there for the next record.
     """
 
 

@@ -80,7 +80,7 @@ _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 21
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
 KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
-"""Errors of requests to the log of committed offsets, whose owner this gateway may have to become."""
+"""Errors of requests to the log of committed offsets. This gateway may have to become its owner."""
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
 
@@ -349,13 +349,13 @@ def _token(given: parameters.Given) -> int:
 
 
 def _maker(request: web.Request) -> str:
-    """The caller to whose quota a new consumer counts. Empty if no tokens are required."""
+    """The caller whose quota includes a new consumer. Empty if no tokens are required."""
     caller = caller_of(request)
     return "" if caller is EVERYONE else caller.identity
 
 
 def _stamp(request: web.Request, given: parameters.Given, body: Any = None) -> Stamp | None:
-    """The stamp by which the log's owner recognises retries. None without `Idempotency-Key`."""
+    """The stamp that identifies retries for the log's owner. None without `Idempotency-Key`."""
     once = op.once_of(request, given, body)
     if once is None:
         return None

@@ -293,7 +293,7 @@ class AppendedEntry(Model):
 
 
 class AppendedBatch(Model):
-    """Response to an append of a batch, all of whose entries are durable on Qa bookies."""
+    """Response to an append of a batch: all entries are durable on Qa bookies."""
 
     ledger_id: Id
     first_entry: Id

@@ -21,9 +21,7 @@ _FORMS: Final = "an offset, earliest, latest, -N or an RFC 3339 time"
 
 
 _TOKEN_DIGITS: Final = 14
-"""Number of hexadecimal digits in a creation token, which encodes microseconds since 1970. Enough
-until the year 4253.
-"""
+"""Number of hexadecimal digits in a creation token: microseconds since 1970, up to year 4253."""
 EVENT_ID: Final = rf"(-1|0|[1-9][0-9]{{0,18}})(\.[0-9a-f]{{{_TOKEN_DIGITS}}})?"
 """Regular expression of a log event's id: the record's offset and a token of the log's creation."""
 _TOKEN: Final = re.compile(rf"[0-9a-f]{{{_TOKEN_DIGITS}}}", re.ASCII)

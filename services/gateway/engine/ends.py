@@ -35,7 +35,7 @@ _REFUSED_RANGES_MAX: Final = 100
 
 
 class Ends:
-    """Recovers ledgers, and tracks which ends are *kept*, which means that bookies have copies.
+    """Recovers ledgers, and tracks which ends are *kept*: bookies have copies of kept ends.
 
     Until bookies store copies of the metadata that closes a ledger, only the database has the end.
     The gateway that closes a ledger waits for the copies. Another gateway can't know whether the

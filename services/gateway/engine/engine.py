@@ -1,4 +1,4 @@
-"""The engine of one gateway, which serves all ledgers, including the ledgers of other writers.
+"""One gateway's engine. It serves all ledgers, including the ledgers of other writers.
 
 The engine builds its parts, and closes, recovers and deletes ledgers. All of its state may be lost
 at any moment (rule 11).

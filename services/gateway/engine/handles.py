@@ -134,7 +134,7 @@ class Handles:
         """Returns the writer in another gateway. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
             raise errors.LedgerClosed(
-                f"the ledger is closed, and its last entry is {row.last_entry}",
+                f"the ledger is closed at entry {row.last_entry}: append to a new ledger",
                 ledger_id=row.ledger_id,
                 last_entry=row.last_entry,
             )

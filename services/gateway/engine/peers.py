@@ -1,4 +1,4 @@
-"""Sends requests to the gateway that is a ledger's writer, which never forwards them (rule 11).
+"""Sends requests to the gateway that writes a ledger. That gateway never forwards them (rule 11).
 
 Each request names the writer's instance id, which the receiver checks. The outcome of a failed
 request is `not-done` if the writer certainly did not accept the request, otherwise `unknown`.

@@ -62,7 +62,7 @@ class LedgerRows:
     _ended: Callable[[int], None]
     """Callback that gets the id of each ledger that is no longer OPEN."""
     on_gap: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for gaps in the stream, in which changes may have been missed."""
+    """Callbacks for gaps in the stream: changes may have been missed."""
     on_log: list[Callable[[str], None]] = field(default_factory=list)
     """Callbacks that get the name of each changed log."""
     _rows: OrderedDict[int, LedgerMetadata] = field(default_factory=OrderedDict)

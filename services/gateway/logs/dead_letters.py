@@ -197,8 +197,8 @@ class QueueMoves(RowService[Queue]):
         return await self._stored(row, move, log_row.created_at, end, kept)
 
     async def _restarted(self, row: Queue, move: Move) -> Queue:
-        """Store in the queue that the target log accepts no append of the move that was sent, so
-        that the move can begin anew, also with another dead-letter log.
+        """Store in the queue that the target log never accepts the move's sent append. The move
+        can then begin anew, possibly with another dead-letter log.
         """
         return await self._stored(row, move, "", -1, move.offsets)
 
@@ -301,7 +301,7 @@ class QueueMoves(RowService[Queue]):
         row: Queue = await self.ask(asks.LookQueue(name, queue))
         dead = row.settings.dead_letter_log
         if not dead:
-            raise errors.InvalidRequest(f"the queue {queue} has no dead_letter_log", log=name)
+            raise errors.InvalidRequest(f"queue {queue} has no dead_letter_log: set it", log=name)
         _check_open(log_row)
         dead_row = await self._reader.rows.row(dead)
         end = await self._reader.end(dead, dead_row)
@@ -336,10 +336,10 @@ class QueueMoves(RowService[Queue]):
 def _check_open(row: LogMetadata) -> None:
     """Raises: LogFenced, LogClosed if the log accepts no appends of moves."""
     if row.writer_token:
-        detail = "the target of the move accepts appends only from the writer that opened it"
+        detail = f"no record can be moved to {row.name}: only the writer that opened it may append"
         raise errors.LogFenced(detail, log=row.name)
     if row.state is LogState.CLOSED:
-        raise errors.LogClosed("the target of the move is a closed log", log=row.name)
+        raise errors.LogClosed(f"no record can be moved to {row.name}: it is closed", log=row.name)
 
 
 def _is_of(record: Record, name: str, queue: str) -> bool:

@@ -1,4 +1,4 @@
-"""Serves requests for the rows of an internal log, which the log's owner decides (ADR 37).
+"""Serves requests for the rows of an internal log. The log's owner decides them (ADR 37).
 
 The gateway sends a request to the owner as a `Consult`, like any other request to a log, or decides
 the request itself as the owner. The store (`protocol/offset_store.py`) is correct in any process,

@@ -10,7 +10,7 @@ narrow later searches. If all batches have the same size, the first guess is rig
 
 `find_time` finds the first record that was appended at a time or later. It is a binary search, since
 append times never decrease within a log (rule 26b): first over the ledgers by their last entries,
-then over the entries of one ledger. For L ledgers, of which the last searched one has N entries,
+then over the entries of one ledger. For L ledgers, and N entries in the last searched one,
 the search reads at most log2(L) + 1 + log2(N) entries.
 """
 

@@ -276,7 +276,7 @@ class Rewrites:
 
 
 def steps(entries: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Split entries into parts with a cost of about _STEP_COST, each of which is decoded at once. A
+    """Split entries into parts that are decoded at once, at a cost of about _STEP_COST each. A
     compressed batch may unpack to a thousand times its size.
     """
     part, cost = list[tuple[int, bytes]](), 0

@@ -46,7 +46,7 @@ def cost_of(data: Stored) -> int:
 
 
 class Work:
-    """The budget of one request for decoding, of which `left` remains."""
+    """One request's budget for decoding. `left` remains."""
 
     def __init__(self, budget: int) -> None:
         """`budget`: unpacked bytes, plus RECORD_COST for each record."""

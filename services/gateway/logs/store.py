@@ -1,5 +1,5 @@
-"""Reads and changes log metadata at the metadata service, and caches it for reads. Deletes orphans,
-which are ledgers that were created for a log and that neither a log nor a fork names (rule 22).
+"""Reads and changes log metadata at the metadata service, and caches it for reads. Deletes orphans:
+ledgers that were created for a log, but that no log or fork names (rule 22).
 """
 
 import asyncio

@@ -119,7 +119,7 @@ class SubscriptionService(RowService[Subscription]):
     def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
         del request
         is_own = error.log == SUBSCRIPTIONS_LOG
-        return errors.NoSuchSubscription("the cluster has no subscription") if is_own else error
+        return errors.NoSuchSubscription("no such subscription: create it") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
         """Do nothing, because the owner of the subscriptions itself notices deleted streams."""
@@ -164,9 +164,8 @@ class SubscriptionService(RowService[Subscription]):
         return row
 
     async def link(self, row: Subscription, streams: Sequence[str]) -> None:
-        """Add explicit streams, which begin at their ends. A stream that also matches the
-        subscription's pattern keeps the offset of its existing link, or begins at 0 if it has none.
-        Raises: TooManySubscriptions.
+        """Add explicit streams, which begin at their ends. A stream that also matches the pattern
+        keeps its link's offset, or begins at 0 without a link. Raises: TooManySubscriptions.
         """
         links = (
             replace(each, acked=0, is_glob=True) if is_matching(row.settings, each.log) else each

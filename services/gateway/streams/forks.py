@@ -213,4 +213,4 @@ class StreamForks:
 
 def taken(name: str) -> errors.StreamConflict:
     """The error for creating a stream with the name of a deleted stream that still has forks."""
-    return errors.StreamConflict("a deleted stream of this name still has forks", log=name)
+    return errors.StreamConflict("a deleted stream of this name has forks: delete them", log=name)

@@ -35,7 +35,7 @@ _PAGE_BYTES: Final = 1 << 10
 """Memory overhead of a page besides its body, in bytes."""
 
 Page = tuple[LogBatches, bytes]
-"""A page, which may lack its batches, and its body."""
+"""A page, and its body. The page may lack its batches."""
 
 
 class KeptPages:

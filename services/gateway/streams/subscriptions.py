@@ -344,7 +344,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         origin = str(request.url.origin())
         row, is_new = await self._subscriptions.put(given[ID], wanted, origin)
         if not _may(request, Scope.MANAGE, row):  # another client has added streams
-            raise errors.SubscriptionExists("the subscription exists and has other streams")
+            raise errors.SubscriptionExists("the subscription has other streams: use another id")
         return json_value(await self._shown(row), status=201 if is_new else 200)
 
     @op.operation(

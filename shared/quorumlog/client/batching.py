@@ -224,7 +224,7 @@ class Batcher(Generic[P, A, R]):
                     await self._drained.wait()
         except TimeoutError:
             raise errors.ConnectionLost(
-                "earlier appends used up the deadline of this append", outcome=errors.NOT_DONE
+                "earlier appends used up this append's deadline: retry", outcome=errors.NOT_DONE
             ) from None
         finally:
             self._waiting_count -= 1

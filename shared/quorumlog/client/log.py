@@ -90,7 +90,7 @@ class Log:
         epoch: int | None = None,
         since: int | None = None,
     ) -> Producer:
-        """A producer, whose appends are exactly-once even if processes fail. A producer with a
+        """A producer. Its appends are exactly-once even if processes fail. A producer with a
         higher epoch fences older producers with the same id. The default epoch is the current time
         in ms, but always higher than the epoch that fenced a producer of this client.
 

@@ -62,7 +62,7 @@ class Portal:
         """Start the thread, which enters `inner`. The thread does not keep the process alive."""
         if self._is_open:
             self._check_process()
-            raise RuntimeError("the client is already open")
+            raise RuntimeError("the client is already open: enter `with` only once")
         self._loop = asyncio.new_event_loop()
         self._inner = inner
         self._thread = threading.Thread(target=self._work, name="quorumlog-client", daemon=True)

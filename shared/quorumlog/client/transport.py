@@ -433,7 +433,7 @@ class Transport:
             # Every response of a gateway has a request id. A proxy's blank page or login form has
             # none, and must not make a delete count as done.
             raise errors.ConnectionLost(
-                f"{url}: the response is not from a gateway", outcome=errors.UNKNOWN
+                f"{url}: the response is not from a gateway: check the URL", outcome=errors.UNKNOWN
             )
         return GatewayAnswer(response.status, response.headers, content)
 

@@ -333,7 +333,7 @@ class _InTurns:
 
 
 class Connector(aiohttp.TCPConnector, ABC):
-    """A session's connections, of which the most recently used free one is reused first. In
+    """A session's connections. The most recently used free connection is reused first. In
     aiohttp's order (longest free first), each connection of a burst is reused before it counts as
     idle, so a process with regular requests, such as heartbeats, would keep them all.
     """

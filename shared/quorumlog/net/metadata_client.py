@@ -23,7 +23,7 @@ from quorumlog.wire.rebuild_bodies import RebuildState
 
 _ROWS: Final = 1000
 _IDS: Final = 10_000
-"""Page sizes of lists of ledgers and of lists of ids."""
+"""Page sizes: ledgers per list, and ids per list."""
 
 
 class MetadataClient(MetadataRequests):
@@ -159,7 +159,7 @@ class MetadataClient(MetadataRequests):
         shown: Sequence[str] | None = None,
     ) -> tuple[list[LedgerMetadata], int | None]:
         """One page of ledgers by id, and the `after` of the next page (None at the end). `shown`:
-        the names to which the page is limited (bodies.SHOWN).
+        limits the page to these names (bodies.SHOWN).
         """
         query = query_of(limit=limit, after=after, state=state, bookie=bookie, log=log)
         query |= shown_in(shown)

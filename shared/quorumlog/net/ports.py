@@ -83,7 +83,7 @@ class MetadataPort(Protocol):
 
 
 class PlacementPort(Protocol):
-    """The bookies from which an ensemble change may choose, and those that are down."""
+    """The bookies that an ensemble change may choose, and the bookies that are down."""
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
         """Live writable members that are not in `exclude`, best first."""

@@ -19,6 +19,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 _FOR: Final = re.compile(r'(?:^|[;,\s])for\s*=\s*("(?:[^"\\]|\\.)*"|[^;,\s]+)', re.IGNORECASE)
 _V2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _V1_BYTES_MAX: Final = 107
+_NO_HEADER: Final = "the PROXY header is missing or malformed: check the proxy, or PROXIES_SEND"
 _FAMILIES: Final = {0x11: (socket.AF_INET, 4), 0x21: (socket.AF_INET6, 16)}
 """Socket family and address size by the PROXY protocol's codes for TCP over IPv4 and IPv6."""
 

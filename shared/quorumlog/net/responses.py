@@ -23,7 +23,7 @@ _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Vary": "Accept",
 }
-"""Headers of HTML pages, by which a page loads nothing, runs no script, and can't be framed."""
+"""Headers of HTML pages. With them, a page loads nothing, runs no script, and can't be framed."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _ids = itertools.count(1)
@@ -80,8 +80,8 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
 
 def forgotten(error: ConnectionError) -> ConnectionError:
     """A lost connection's error without its traceback. aiohttp's error refers to itself through its
-    traceback, whose frames, with the unread response, would stay in memory until the next full
-    garbage collection, which is rare.
+    traceback. So the traceback's frames, with the unread response, would stay in memory until the
+    next full garbage collection, which is rare.
     """
     return error.with_traceback(None)
 

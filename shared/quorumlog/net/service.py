@@ -1,7 +1,7 @@
 """The common parts of all services: settings, logs, health, metrics, and an orderly shutdown.
 
 A service's `config.py` reads the environment into a frozen subclass of ServiceSettings. Its
-`app.py` builds an application, to which `add_shared_routes` adds the routes of all services. Its
+`app.py` builds an application; `add_shared_routes` adds the routes that all services have. Its
 `__main__.py` passes both to `run_service`.
 """
 

@@ -185,7 +185,7 @@ class PeerCertificate:
     """Identifies callers by their verified certificates. Implements `Authenticator`."""
 
     tls: Tls
-    """This process's certificate, which names the cluster to which callers must belong."""
+    """This process's certificate. Callers must belong to the cluster that it names."""
 
     def identify(self, request: web.BaseRequest) -> Identity:
         """The service that a client's certificate names. Raises: Unauthenticated, Forbidden."""

@@ -102,7 +102,7 @@ class EncodedRecords:
     marks: int = 0
 
     def with_ttl(self, ttl_s: int) -> "EncodedRecords":
-        """A copy in which each record has this time to live. No record may have one yet."""
+        """A copy with this time to live for each record. No record may have one yet."""
         assert not self.marks, "the records already have times to live"
         ttls = struct.pack(">I", ttl_s) * self.count
         return replace(self, columns=ttls + self.columns, marks=_HAS_TTLS)

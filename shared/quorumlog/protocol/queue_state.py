@@ -1,7 +1,7 @@
 """The state of a work queue, and its changes (ADR 55).
 
-The state has a floor, below which all records are done; the done records above the floor; claims,
-each of which gives some records to one worker; and moves of dead letters.
+The state has a floor (all records below it are done), the done records above the floor, claims
+(each gives some records to one worker), and moves of dead letters.
 """
 
 from dataclasses import dataclass, replace
@@ -58,8 +58,8 @@ class Move:
     """The target log's end before the first append was sent; -1 if no append was sent."""
     reason: str = ""
     created: str = ""
-    """The creation time of the dead-letter log to which the append is sent, or from which the
-    records are read if `is_back`."""
+    """The creation time of the dead-letter log that gets the append. If `is_back`: of the
+    dead-letter log that the records are read from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Queue:
     floor: int
     """All records below this offset are done."""
     next: int
-    """The offset from which on no record was ever given."""
+    """No record at this offset or above was ever given."""
     acked: Offsets = NONE
     """The done records above the floor."""
     claims: tuple[Claim, ...] = ()
@@ -95,7 +95,7 @@ class Queue:
     failed: str = ""
     """The code of the last error of an append to the dead-letter log; empty: no error."""
     settings_version: int = 0
-    """The version of the last change of the settings, or of the queue's creation."""
+    """The version of the settings' last change; without changes, of the queue's creation."""
 
     @property
     def key(self) -> Key:

@@ -1,8 +1,8 @@
 """Decides requests about work queues, which give each record of a log to one worker (ADR 55).
 
-A queue is a row of the log of queues (`rows.py`). The row has a floor, below which all records are
-done; the acknowledged records above the floor; and claims, each of which gives some records to one
-worker. A claim's token is the version of the change that granted the claim. A decision counts once
+A queue is a row of the log of queues (`rows.py`). The row has a floor (all records below it are
+done), the acknowledged records above the floor, and claims (each gives some records to one
+worker). A claim's token is the version of the change that granted the claim. A decision counts once
 it is in the log.
 
 Invariants (checked by the simulation in tests/model/queues):

@@ -1,8 +1,8 @@
 """Decides which lost metadata is proven by bookies' copies (rule 18d), without IO.
 
 Only bookies' copies of metadata (rule 18b) and ids of deleted ledgers (rule 16a) prove metadata.
-Each copy is of a committed version, so no copy is wrong. The question is whether a *later* version
-was committed that no answering bookie has.
+Each copy is of a committed version, so no copy is wrong. A *later* version may have been
+committed, and only bookies that do not answer have it.
 
 - CLOSED metadata is final except for its members, because a ledger has one end (I4).
 
@@ -155,7 +155,7 @@ class Decision:
 
 
 def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
-    """Decide how a rebuild treats a ledger of which some bookie holds anything."""
+    """Decide how a rebuild treats a ledger. At least one bookie stores something of the ledger."""
     held = [replace(one, rows=_of_ledger(one)) for one in held]
     rows = _distinct(row for bookie in held for row in bookie.rows)
     if _is_deletion_proven(held):

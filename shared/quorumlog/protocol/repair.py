@@ -565,7 +565,7 @@ class FragmentRepair(Keyed):
             )
 
     def _release(self) -> None:
-        """Release `leaving` by a change of exactly the version of which the target has a copy. If
+        """Release `leaving` by a change of exactly the version that the target has a copy of. If
         the metadata has changed since, the target first needs a copy of the newer version.
         """
         self._send_update(self.metadata.with_leaving_released(self.fragment, self.target))

@@ -137,7 +137,7 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """The beginning or end of limbo, in which local state of the ledger may be lost. The record
+    """The beginning or end of a ledger's limbo: local state of it may be lost. The record
     with the highest counter counts.
     """
 

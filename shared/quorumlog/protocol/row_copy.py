@@ -1,4 +1,4 @@
-"""A bookie's copy of a ledger's metadata, from which lost metadata is rebuilt (rule 18b)."""
+"""A bookie's copy of a ledger's metadata. Rebuilds restore lost metadata from it (rule 18b)."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Rows that are stored as records of one of the cluster's own logs, and the requests on these rows.
 
-The state is a fold over the log, in which the last row of each key counts. Requests are decided on
+The state is a fold over the log: the last row of each key counts. Requests are decided on
 a draft. Their changes count once the draft's batch is in the log (`offset_store.py`). A version
 contains the change's offset in the log, so versions always grow, even after a deletion.
 `positions.py` defines the rows of consumers, and `queues.py` the rows of work queues.
@@ -129,7 +129,7 @@ class Rows(Generic[R]):
         self._held_until: dict[Key, Any] = {}
         """For each key, the value that `hold` has received since `since_s`."""
         self.since_s = 0.0
-        """The last time at which records were read that another gateway may have written."""
+        """The time of the last read of records that another gateway may have written."""
         self._written = 0
         self.chars = 0
         """Characters of all rows that were ever written to the log."""

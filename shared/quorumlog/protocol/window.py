@@ -104,7 +104,7 @@ class Window(Keyed):
         return pending
 
     def find(self, first: int) -> PendingRun | None:
-        """The run of which some position's part begins at `first`. With striping, a position's part
+        """The run with a position's part that begins at `first`. With striping, a position's part
         may begin later than the run.
         """
         quorum = self.quorum

@@ -314,7 +314,8 @@ class LedgerWriter(Keyed):
         elif self._is_refused():
             is_read_only = set(self._refusals.values()) == {Status.READ_ONLY}
             code = "read-only" if is_read_only else "not-enough-bookies"
-            self._fail(code, detail="too many bookies refused adds, and no others are live")
+            detail = "too many bookies refused adds, and no other live bookie can replace them"
+            self._fail(code, detail=f"{detail}: start bookies")
 
     def _may_wait(self) -> bool:
         """Whether a change may wait, as no member refused or must leave, and Qa can be reached."""

@@ -1,6 +1,6 @@
 """Pruning: determines the logs, ranges and keys that a plan may omit because of a query's filters.
 
-The plan applies bounds of offsets (and of entry ids of plain ledgers) and names of logs exactly.
+The plan applies two kinds of filters exactly: by offset (or a plain ledger's entry id), and by log.
 Spark applies all other filters itself, even if they prune the plan.
 """
 

@@ -1,8 +1,8 @@
 """Plans of reads: immutable ranges of logs and ledgers. The driver makes each plan once.
 
 A plan ends at the last record that was confirmed when the plan was made. Entries up to that record
-never change, so a task that runs twice, or a batch that a restarted query repeats, reads the same
-rows. Planning does not fence, recover or close any ledger.
+never change. So a repeated task reads the same rows, and so does a batch that a restarted query
+repeats. Planning does not fence, recover or close any ledger.
 """
 
 import base64

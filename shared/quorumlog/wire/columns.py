@@ -261,8 +261,8 @@ def _field(data: bytes, table_at: int, number: int) -> int | None:
 def encoded(
     whole: Any, check: Callable[[dict[str, str], int], object]
 ) -> tuple[batch.EncodedRecords, int]:
-    """The rows of a client's table as records of a log, and their size: bytes of keys and values,
-    plus characters of headers. Only headers need Python objects. `check` gets a record's headers
+    """The rows of a client's table as a log's records, and their size: the bytes of keys and values,
+    plus the headers' characters. Only headers need Python objects. `check` gets a record's headers
     and index, and raises if the headers are not allowed. Raises: BadColumns.
     """
     columns = {name: whole.column(name) for name in whole.column_names}

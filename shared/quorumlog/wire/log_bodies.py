@@ -28,9 +28,9 @@ class LogCreateBody(Body):
     `current`. A copy of an attempt gets the same metadata. A copy of the client's request gets
     `log-exists`, or 404 if the log was deleted.
 
-    With `fork`, the log (empty in `row`) begins with the source's records below an offset, which
-    must be in CLOSED ledgers. 404 `no-such-log` if there is no source; 422 `invalid` if the source
-    has an open ledger there.
+    With `fork`, the log (empty in `row`) begins with the source's records below an offset. These
+    records must be in CLOSED ledgers. 404 `no-such-log` if there is no source; 422 `invalid` if the
+    source has an open ledger there.
     """
 
     row: LogMetadata

@@ -101,7 +101,7 @@ def from_answer(
     """The error for an answer of status 300 or higher from the server at `url`. Never raises.
 
     The outcome is unknown for a redirect, or for a body that is not a problem document, such as a
-    proxy's, because a status from a program between client and server is no proof (rule 4). With a
+    proxy's. A status from a program between client and server proves nothing (rule 4). With a
     `url`, such an error is ConnectionLost if a load balancer reaches no gateway, otherwise
     NotAGateway. Without a `url`, it is of the base class.
     """

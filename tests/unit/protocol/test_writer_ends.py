@@ -69,7 +69,9 @@ def test_below_the_ack_quorum_by_refusals_ends_at_once() -> None:
     bench.found()
 
     assert bench.one(Failed) == Failed(
-        "read-only", 0, "too many bookies refused adds, and no others are live"
+        "read-only",
+        0,
+        "too many bookies refused adds, and no other live bookie can replace them: start bookies",
     )
     assert bench.one(UpdateMetadata).metadata.last_entry == -1
 

@@ -151,8 +151,7 @@ class Callers:
 
     def _valid(self, caller: Caller | None) -> Caller:
         if caller is None:
-            detail = "the token was revoked, or never created: send another token"
-            raise Unauthenticated(detail)
+            raise Unauthenticated("the token was revoked, or never created: send another token")
         if caller.ends_at is not None and caller.ends_at <= self._now():
             ended = datetime.fromtimestamp(caller.ends_at, UTC).isoformat()
             raise Unauthenticated(f"{caller.who} expired at {ended}: send another token")

@@ -51,7 +51,7 @@ class Guard:
     table: Mapping[tuple[str, str], scopes.Access]
     callers: Callers
     ledger: Callable[[int], Awaitable[LedgerMetadata]]
-    """Returns a ledger's metadata, of which only immutable fields are used."""
+    """Returns a ledger's metadata. Only its immutable fields are used."""
     transactions: Transactions | None
     stream_log: Callable[[str], str]
     """Returns the name of the log for a stream's path."""

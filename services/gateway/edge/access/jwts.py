@@ -100,7 +100,7 @@ class Jwts:
     def verified(self, text: str) -> IssuedToken:
         """Verify a JWT, and return its claims. Raises: Unauthenticated."""
         if not text.isascii():
-            raise Unauthenticated("the token is not a valid JWT")
+            raise Unauthenticated("the token is not a valid JWT: send a new JWT")
         try:
             key = self._key(jwt.get_unverified_header(text).get("kid"))
             claims = jwt.decode(
@@ -159,9 +159,8 @@ def _grants(claim: object) -> tuple[str, ...]:
 def _why(error: jwt.PyJWTError) -> str:
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"the JWT lacks the claim {error.claim}"
-    return next(
-        (why for kind, why in _WHY if isinstance(error, kind)), "the token is not a valid JWT"
-    )
+    found = (why for kind, why in _WHY if isinstance(error, kind))
+    return next(found, "the token is not a valid JWT: send a new JWT")
 
 
 def _read(file: Path) -> dict[str, _Key]:

@@ -213,7 +213,7 @@ def edge_middleware(
                 raise
             except web.RequestPayloadError:
                 response = responses.problem_response(
-                    errors.BadRequest("the body is truncated or malformed"), instance
+                    errors.BadRequest("the body is truncated or malformed: resend it"), instance
                 )
             except Exception:
                 log.exception(

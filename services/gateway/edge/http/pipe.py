@@ -46,7 +46,7 @@ the entry id or offset that the first item must get.
 _RUN_BYTES_MAX: Final = 2 << 20
 """Maximum bytes of one append: large for throughput, small for a steady pace (chosen by judgement)."""
 _BUFFER_BYTES_MAX: Final = 4 << 20
-"""Maximum unacknowledged bytes of a stream, at which the gateway stops reading the stream."""
+"""Maximum unacknowledged bytes of a stream. The gateway then stops reading the stream."""
 _ITEM_BYTES: Final = 64
 """Overhead charged per item, which also bounds the number of empty items in the buffer."""
 
@@ -261,7 +261,7 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
             async with awake_timeout(deadline - clock.time()):
                 chunk = await room.wait(request.content.readany())
         except TimeoutError as error:
-            raise RequestTimeout("the next line did not arrive in time") from error
+            raise RequestTimeout("the next line did not arrive in time: reconnect") from error
         if chunk is None:
             raise RequestTimeout("this gateway is shutting down: continue at another gateway")
         if not chunk:

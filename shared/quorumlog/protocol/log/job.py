@@ -283,7 +283,7 @@ class Job:
         return self._swap(held, now)
 
     def _swap(self, held: Tenancy, now: Now) -> JobNext:
-        """Make the change by which the log continues in the new ledger (rules 23 and 28)."""
+        """Make the change that continues the log in the new ledger (rules 23 and 28)."""
         ledger_id, records, size = self.end
         row = held.with_ends(held.log, {ledger_id: (records, size)}, now)
         if self.call is None:

@@ -120,7 +120,7 @@ class KeyEntries:
         return min((self.pairs // BUCKET_PAIRS).bit_length(), _PART_BITS)
 
     def bucket(self, number: int, ledger_id: int, last_entry: int) -> bytes:
-        """Encode one of the 2^bits buckets of the index of the ledger `ledger_id`."""
+        """Encode one of the 2^bits buckets of ledger `ledger_id`'s index."""
         pairs: list[tuple[int, int]] = []
         for part in self._parts_of(number):
             pairs += sorted(zip(part.hashes, part.entries, strict=True))

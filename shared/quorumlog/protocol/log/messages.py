@@ -266,7 +266,7 @@ class DeleteLog:
 
 
 class Pause(Enum):
-    """The reason for a wait, from which the driver derives the duration."""
+    """The reason for a wait. It determines the duration."""
 
     YIELD = "yield"
     """Wait until the metadata is read again, as another gateway has changed or will change it."""
@@ -499,7 +499,7 @@ class LogRequest:
     is_forwarded: bool = False
     """Whether another gateway forwarded the request, because it considers this one the owner."""
     created_at: str | None = None
-    """The creation time of the log in which an owner here gave the append an offset."""
+    """If an owner here gave the append an offset: the creation time of that owner's log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""The producer table of one log at its owner, which recognizes retries (rules 26 and 26a).
+"""The producer table of one log, at the log's owner. It recognizes retries (rules 26 and 26a).
 
 The table has acknowledged requests and requests in flight. Each takeover rebuilds the table from
 the metadata's table and a replay of the ledger. So the table handles no failures: a failed owner is
 dropped with its table.
 
-An unknown producer need not be new (rule 26a). The table is bounded, so a producer that it lacks
-may have been forgotten, and retries of such a producer must not be appended. `forgotten_end` is the
+An unknown producer need not be new (rule 26a). The table is bounded, so an unknown producer may be
+a forgotten one, and its retries must not be appended. `forgotten_end` is the
 offset after the last record of all forgotten producers. `Producer-Since` of a request is the log's
 end before its producer's first request. An unknown producer is new only if
 `since >= forgotten_end`, and a request with a `since` above the log's end is rejected:

@@ -107,7 +107,7 @@ class LogItem:
     producers: Annotated[tuple[Producer, ...], Bounds(max_length=PRODUCERS_MAX)] = ()
     bytes: Number = 0
     sealed_ms: Number = 0
-    """The time of the ledger's close, from which its age counts for retention; 0 while open."""
+    """The time of the ledger's close; retention counts its age from then on. 0 while open."""
     published_ms: Number = 0
     """The time of the ledger's publication, which is the append time of all its records; 0 if no
     transaction published it, and its batches have the times."""
@@ -281,7 +281,7 @@ class LogMetadata(Value):
             )
 
     def is_shared(self, item: LogItem) -> bool:
-        """Whether an item's ledger was created for another log, of which this one is a fork."""
+        """Whether an item's ledger was created for another log, and this log is a fork of that log."""
         return (
             self.forked_at is not None
             and item.first_offset is not None
@@ -539,7 +539,7 @@ class LogMetadata(Value):
         size: int,
         compacted_ms: int = 0,
     ) -> "LogMetadata":
-        """The log in which one ledger of `size` bytes replaces the ledgers of adjacent sealed
+        """The log after one ledger of `size` bytes has replaced the ledgers of adjacent sealed
         items, at the same offsets (rule 27c). `compacted_ms`: the value for the new item.
         """
         assert self.names_sealed(items), "only adjacent sealed ledgers may be replaced (rule 27c)"
@@ -556,7 +556,7 @@ class LogMetadata(Value):
         return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
 
     def cleaned(self, items: Sequence[LogItem], compacted_ms: int) -> "LogMetadata":
-        """The log in which these items are clean, since `compacted_ms` or earlier (rule 27d)."""
+        """The log with these items marked clean, since `compacted_ms` or earlier (rule 27d)."""
         ids = {item.ledger_id for item in items if not item.compacted_ms}
         return replace(
             self,
@@ -569,7 +569,7 @@ class LogMetadata(Value):
     def indexed(
         self, ledger_id: int, index: int | None, *, before: int | None = None
     ) -> "LogMetadata | None":
-        """The log in which `index` is the index of the keys of one of its own sealed ledgers. None
+        """The log with `index` as the key index of one of its own sealed ledgers. None
         if the ledger is gone, or has another index than `before` (rule 27e).
         """
         item = self.item_of(ledger_id)

@@ -51,7 +51,7 @@ class TakeoverStage(Enum):
     RECOVERING = "recovering"
     """Ledgers with an unknown end are closed, then measured, one by one."""
     MEASURING = "measuring"
-    """The ledger from which producers are rebuilt is measured, if it was CLOSED before."""
+    """The ledger that shows the producers is measured, if it was CLOSED before."""
     REPLAYING = "replaying"
     CREATING = "creating"
     SWAPPING = "swapping"

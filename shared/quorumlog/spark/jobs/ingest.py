@@ -42,9 +42,7 @@ class FileOrder(Enum):
     MODIFIED = "modified"
     """Sorted by the time of the last change, then by path."""
     NONE = "none"
-    """In the order in which Spark reads files: largest first. No sort is needed unless `partitions`
-    is given.
-    """
+    """In Spark's own order: largest file first. No sort is needed unless `partitions` is given."""
 
 
 _PLACES: Final = {

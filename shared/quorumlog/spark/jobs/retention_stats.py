@@ -1,7 +1,7 @@
 """Statistics of ledgers and their growth, and a retention plan, which lists deletable ledgers and copies.
 
 The plan lists ledgers that their log's retention may drop (`expired`), ledgers that were created for a
-log and that no log references (`orphan`), and copies on bookies of ledgers that have no metadata
+log but are referenced by no log (`orphan`), and bookies' copies of ledgers without metadata
 (`unknown`). Ledgers that are not archived yet, or younger than the grace period, are listed as
 excluded, with the reason. The job deletes nothing: log owners and bookies delete data once deletion is proven safe.
 """
