@@ -510,7 +510,7 @@ def test_a_batch_publishes_nothing(spark: SparkSession, cluster: SparkCluster) -
         ({"startingOffsets": '{"from":"latest"}'}, "must name a consumer as"),
         ({"endingOffsets": '{"consumer":"a"}'}, "endingOffsets must be"),
         ({"publishProgressAs": "a b"}, "not a valid name of a consumer"),
-        ({"publishProgresAs": "a"}, "is it publishProgressAs"),
+        ({"publishProgresAs": "a"}, "did you mean publishProgressAs"),
     ],
 )
 def test_what_can_not_be_meant_of_consumers_is_refused(options: dict[str, str], what: str) -> None:

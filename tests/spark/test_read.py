@@ -197,7 +197,7 @@ def test_an_empty_log_has_no_rows(cluster: SparkCluster, load: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"subscribe": "columns", "startingOffset": "earliest"}, "is it startingOffsets"),
+        ({"subscribe": "columns", "startingOffset": "earliest"}, "did you mean startingOffsets"),
         ({"subscribe": "columns", "startingOffsets": "latest"}, "can't be used in a batch"),
         ({"subscribe": "columns", "startingOffsets": '{"columns":{"0":-1}}'}, "can't be used in"),
         ({"subscribe": "gone"}, "NoSuchLog: there is no log gone"),

@@ -221,5 +221,5 @@ async def test_a_file_that_lacks_committed_records_is_refused(workers: Workers) 
     await until(lambda: refused.process.poll() is not None, "the worker ends")
 
     assert refused.process.returncode == 1
-    assert "committed 10" in refused.said
+    assert "the committed offset is 10" in refused.said
     assert workers.file.following == 4

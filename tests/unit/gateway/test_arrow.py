@@ -162,7 +162,7 @@ async def test_a_stream_of_many_batches_is_refused_before_they_are_made(gateway:
         arrow.records(stream(one))
 
     assert (batches.status, batches.code) == (400, "bad-request")
-    assert "more than 10000 record batches" in batches.json["detail"]
+    assert "at most 10000 record batches" in batches.json["detail"]
 
 
 def test_memory_of_a_large_page_goes_back() -> None:

@@ -238,7 +238,9 @@ async def test_a_connection_without_its_settings_is_refused_by_name(stores: Stor
 
     async with pooler(stores.postgres_dsn, *dropped) as dsn:
         database = Database(dsn, connections_max=1, deadline_s=PATIENT_S)
-        with pytest.raises(SettingsDropped, match="lacks statement_timeout, synchronous_commit:"):
+        with pytest.raises(
+            SettingsDropped, match="lacks the settings statement_timeout, synchronous_commit"
+        ):
             await database.connect()
     async with pooler(stores.postgres_dsn) as dsn:
         connection = await Database(dsn, connections_max=1, deadline_s=PATIENT_S).connect()

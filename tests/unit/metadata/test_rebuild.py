@@ -284,7 +284,7 @@ async def test_a_row_that_went_back_is_restored_or_told(stores: Stores, bookies:
         assert report is not None
         assert report.ledgers == {"write": 1, "conflict": 1}
         assert [found.ledger_id for found in report.findings] == [forked.ledger_id]
-        assert "several ends: 4, 9" in report.findings[0].why
+        assert "different last entries: 4, 9" in report.findings[0].why
         assert await service.client.get(moved.ledger_id) == ended
         assert kept == mine
         assert left == 0, "nobody keeps it any more for a change that the database has"
@@ -512,7 +512,7 @@ async def test_a_preview_waits_for_what_the_rebuild_waits_for(stores: Stores) ->
             ]
 
     assert (looked.action, wrote.action) == (Action.WAIT, Action.WAIT)
-    assert "(b7, b8)" in wrote.why
+    assert "(b7, b8;" in wrote.why
 
 
 async def _nothing_is_missing(_connection: object) -> set[str]:

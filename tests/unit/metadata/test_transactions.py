@@ -322,7 +322,7 @@ async def test_nothing_is_published_behind_a_ledger_that_is_not_closed(world: Wo
     row = ended.with_published([(two, 5, 10)], now_ms=1, published_ms=1).with_ledger(new)
     row = row.with_ends({}, producers=(), now_ms=1)
 
-    with pytest.raises(InvalidRequest, match="not CLOSED"):
+    with pytest.raises(InvalidRequest, match="must be CLOSED"):
         await world.transactions.commit(begun.id, (Sealed(two),), row)
 
     await world.close(one, last=0)

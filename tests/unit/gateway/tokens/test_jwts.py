@@ -88,7 +88,7 @@ async def test_an_expired_jwt_is_refused_and_tails_end(gateways: Guarded, issuer
 
     assert message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
     assert code(answer) == UNKNOWN
-    assert "has expired" in answer.json["detail"]
+    assert "expired at" in answer.json["detail"]
 
 
 async def test_a_key_removed_from_the_file_ends_its_jwts(gateways: Guarded, issuer: Issuer) -> None:

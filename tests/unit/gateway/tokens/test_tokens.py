@@ -83,7 +83,7 @@ async def test_an_expired_token_is_refused_and_its_tail_is_cut(gateways: Guarded
 
     assert message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
     assert code(answer) == (401, "unauthenticated")
-    assert "has expired" in answer.json["detail"]
+    assert "expired at" in answer.json["detail"]
 
 
 async def test_while_metadata_is_away_known_tokens_go_on(gateways: Guarded) -> None:
