@@ -299,7 +299,7 @@ class Worker:
         return found or {}
 
     async def _ask_writer_to_replace(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Requests that a live writer replace the member itself, since nobody else may fence such a
+        """Requests that a live writer replace the member itself. No other process may fence a live
         writer (rule 21). Returns the metadata, which may still name the member.
         """
         is_open = row.state is State.OPEN and member in row.last_fragment.bookies

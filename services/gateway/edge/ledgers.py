@@ -238,7 +238,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         """Change a ledger's password.
 
         The request must have the current password. Within seconds all gateways refuse the old
-        password. Entries from before the change stay readable. A retry succeeds.
+        password. Entries that were added before the change stay readable. A retry succeeds.
         """
         wanted = await body.read_model(request, self._room, models.PasswordChange)
         ledger = await self._engine.change_password(

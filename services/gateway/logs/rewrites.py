@@ -98,6 +98,9 @@ class Rewrites:
         """Note the share of a log's bytes that no pass has compacted yet."""
         owner, shares = self.ownership.owner(row.name), self.dirty_shares
         is_mine = row.settings.compacts and owner is not None and owner.is_mine(row)
+        if is_mine and row.name not in shares and len(shares) >= LOGS_COUNTED_MAX:
+            for gone in shares.keys() - {*self.ownership.owned}:  # deleted logs, for example
+                del shares[gone]
         if not is_mine:
             shares.pop(row.name, None)
         elif row.name in shares or len(shares) < LOGS_COUNTED_MAX:

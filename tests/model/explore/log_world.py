@@ -81,7 +81,7 @@ class World(NamedTuple):
     since: tuple[tuple[str, int], ...] = ()
     """By producer: the log's end before its first request (rule 26a)."""
     more: Any = None
-    """What a world of rewrites has beside that."""
+    """The additional state of a world that explores rewrites."""
 
     def count(self, name: str) -> int:
         """How often a request was sent, or an event happened."""

@@ -1,4 +1,4 @@
-"""What must hold of an explored log whose sealed ledgers are rewritten."""
+"""Checks an explored log whose sealed ledgers are rewritten."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     time_ms: int
 
     def at(self, now_ms: int, *, compacts: bool) -> "Seen | None":
-        """What a reader gets of the record at a time (rule 27f)."""
+        """The part of the record that a reader gets at a given time (rule 27f)."""
         if not self.ttl_s or now_ms - self.time_ms < 1000 * self.ttl_s:
             return self
         is_buried = compacts and self.key is not None

@@ -16,6 +16,7 @@ from quorumlog.protocol.log.compaction import PassState, next_pass
 from quorumlog.protocol.log.messages import Append
 from services.gateway.logs import rewrites
 from services.gateway.logs.driver import read_batches
+from services.gateway.logs.handle import LOGS_COUNTED_MAX
 from services.gateway.logs.values import Last, LogBatches
 from tests.model.logs.model import Gateway
 from tests.model.logs.rewrites import compacted as carried_out
@@ -92,6 +93,7 @@ async def test_compaction_waits_for_the_share_of_dirty_bytes() -> None:
         await filled(one, AB)
         await compacted(one)
         row = await filled(one, *[AB] * 8)
+        one.logs.rewrites.dirty_shares |= {f"deleted-{n}": 0.5 for n in range(LOGS_COUNTED_MAX)}
         await swept(one)
         (share,) = one.logs.rewrites.dirty_shares.values()
         assert 0.5 < share < 1, "reported as a metric"
