@@ -31,7 +31,7 @@ from quorumlog.protocol.access_key import is_sealed
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_incarnation, member_name
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
 from quorumlog.protocol.rebuild import Action, Bookies, Held, Registered, shown, stand_ins
-from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision
+from quorumlog.protocol.rebuild_log import DeletedLogs, LedgerPlace, LogDecision
 from quorumlog.wire import rebuild_bodies, row_copies
 from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
 from services.metadata.cookies import CookieStore
@@ -114,6 +114,12 @@ class _Tally:
                     self.deleted_at.setdefault(row.log, set()).add(row.lineage.log_created_at)
                 if row.deletion is Deletion.OF_LOG:
                     self.forked.add(row.ledger_id)
+
+    def deletions(self, name: str) -> DeletedLogs:
+        """The deleted logs of this name."""
+        return DeletedLogs(
+            self.deleted_logs.get(name, -1), frozenset(self.deleted_at.get(name, ()))
+        )
 
     def count(self, judged: Judged, bookies: Bookies) -> None:
         """Count the decision on a ledger, and remember the ledger's position in its log."""
@@ -349,13 +355,9 @@ class _Work:
         existing = await self._tables.log_names()
         unsure: list[rebuild_bodies.RebuildFinding] = []
         for name in sorted(existing | tally.by_log.keys()):
-            through, deleted_at = tally.deleted_logs.get(name, -1), tally.deleted_at.get(name, ())
+            deletions = tally.deletions(name)
             found = tally.by_log.get(name, [])
-            ledgers = [
-                one
-                for one in found
-                if one.ledger_id > through and one.log_created_at not in deleted_at
-            ]
+            ledgers = [one for one in found if not deletions.include(one)]
             if name not in existing and not ledgers and shared >= {one.ledger_id for one in found}:
                 continue  # the log is deleted, and only forks reference these ledgers
             decision = await self._tables.judge_log(
@@ -363,8 +365,7 @@ class _Work:
                 ledgers,
                 tally.buried,
                 writes=not self._ask.dry_run,
-                deleted_through=through,
-                deleted_at=deleted_at,
+                deletions=deletions,
                 shared=shared,
                 silent=len(bookies.silent),
             )

@@ -26,7 +26,13 @@ from quorumlog.protocol.rebuild import (
     decide,
     newest_of,
 )
-from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision, decide_log, is_opened
+from quorumlog.protocol.rebuild_log import (
+    DeletedLogs,
+    LedgerPlace,
+    LogDecision,
+    decide_log,
+    is_opened,
+)
 from quorumlog.wire.bodies import STAND_IN, Cookie, json_of, token_of
 from quorumlog.wire.rebuild_bodies import RebuildState
 from services.metadata import audit
@@ -48,6 +54,7 @@ log = logging.getLogger(__name__)
 _LOCK: Final = 0x71756F73
 """The number of an advisory lock, which no other code uses in this database."""
 _STATEMENT_MS: Final = "60000"
+_NO_DELETIONS: Final = DeletedLogs()
 _UNWRITTEN_IDS: Final = 1000
 """How many ids are skipped, since no bookie may have empty ledgers (chosen by judgement)."""
 
@@ -380,15 +387,13 @@ class RebuildTables:
         buried: Collection[int],
         *,
         writes: bool,
-        deleted_through: int = -1,
-        deleted_at: Collection[str] = (),
+        deletions: DeletedLogs = _NO_DELETIONS,
         shared: Collection[int] = (),
         silent: int = 0,
     ) -> LogDecision:
         """Decide on a log by its ledgers, and with `writes` apply the decision. `buried` has ids that
-        get tombstones, `shared` the ledgers that forks reference. `deleted_through` is the last
-        ledger that was deleted with a log of this name, and `deleted_at` has the known creation times
-        of deleted logs of this name. `silent` bookies do not respond or lost their data.
+        get tombstones, `shared` the ledgers that forks reference, `deletions` the deleted logs of this
+        name. `silent` bookies do not respond or lost their data.
         """
         async with self._transaction(writes=writes):
             record = await self._connection.fetchrow(
@@ -408,11 +413,9 @@ class RebuildTables:
                     return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
                 ledgers = later
             known = None if record is None or record["body"] is None else log_row_of(record)
-            # A log of this name that was created after the deletion has only later ledgers.
-            ids = [] if known is None else [item.ledger_id for item in known.own]
-            is_older = bool(ids) and max(ids) <= deleted_through
-            if known is not None and (is_older or known.created_at in deleted_at):
-                if writes:
+            decision = None if known is None else deletions.decide(known)
+            if known is not None and decision is not None:
+                if writes and decision.action is Action.TOMBSTONE:
                     await bury_log(self._connection, known, kept=shared)
                     # Protect the ledgers from the sweep, because their forks may not be rebuilt yet.
                     await self._connection.execute(
@@ -420,7 +423,7 @@ class RebuildTables:
                         sorted(shared),
                     )
                     await record_change(self._connection, f"rebuild log {name}")
-                return LogDecision(Action.TOMBSTONE)
+                return decision
             gone, stored = await self._tombstones_and_rows(known, ledgers)
             token = 0
             if writes and is_opened(known, ledgers):

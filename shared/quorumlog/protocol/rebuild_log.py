@@ -116,6 +116,45 @@ class LogDecision:
     """Ledgers of the log whose metadata is missing, because copies are unknown or prove nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeletedLogs:
+    """What the copies of ledgers show about the deleted logs of one name (rule 18f, clause 7).
+
+    Ledger ids alone don't prove that a log was deleted: after a restored backup, a log that was
+    created after the deletion can have lower ids than the deleted one.
+    """
+
+    through: int = -1
+    """The highest ledger id of the deleted logs; -1 if no ledger is known."""
+    created_at: Collection[str] = frozenset()
+    """The known creation times of the deleted logs."""
+
+    def include(self, ledger: LedgerPlace) -> bool:
+        """Whether the ledger was created for one of the deleted logs."""
+        created_at = ledger.log_created_at
+        return created_at in self.created_at or self._reach(ledger.ledger_id, created_at)
+
+    def decide(self, known: LogMetadata) -> LogDecision | None:
+        """Decide whether the database's log is one of the deleted ones. Returns None if it isn't."""
+        if known.created_at in self.created_at:
+            return LogDecision(Action.TOMBSTONE)
+        ids = [item.ledger_id for item in known.own]
+        if not ids or not self._reach(max(ids), known.created_at):
+            return None
+        if self.created_at:
+            return LogDecision(Action.TOMBSTONE)
+        why = (
+            f"ledgers up to {self.through} were deleted with a log of this name, and no copy shows when that"
+            " log was created: if this log was deleted, delete it again"
+        )
+        return LogDecision(Action.CONFLICT, why=why)
+
+    def _reach(self, ledger_id: int, created_at: str) -> bool:
+        """Whether neither the id nor the creation time is above those of the deleted logs."""
+        latest = max(self.created_at, default="")
+        return ledger_id <= self.through and not (latest and created_at > latest)
+
+
 def decide_log(
     name: str,
     known: LogMetadata | None,

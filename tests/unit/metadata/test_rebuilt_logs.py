@@ -15,7 +15,7 @@ from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.log import LIMITS, LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.messages import MissedRange
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild_log import NEW_LOG_VERSION
 from quorumlog.protocol.transaction import Sealed
@@ -275,6 +275,32 @@ async def test_a_log_made_after_a_deletion_is_remade(stores: Stores, bookies: Bo
         [(log.rows[0].ledger_id, 0, None)],
         NEW_LOG_VERSION,
     )
+
+
+async def test_a_rebuild_keeps_a_later_log_whose_ledger_ids_are_lower(
+    stores: Stores, bookies: Bookies
+) -> None:
+    """A backup was restored, and a log was created again before any rebuild. Its ledgers got ids
+    below those of the log that was deleted in the lost history.
+    """
+    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
+        await until_ready(running["b1"])
+        await sql(stores, "SELECT setval('ledger_ids', last_value + 500) FROM ledger_ids")
+        earlier = await Written.of(service, 1)
+        deletion = earlier.rows[0].deleted(new_attempt(), deletion=Deletion.WITH_LOG)
+        await keep(running["b1"], deletion)
+        await sql(stores, "TRUNCATE logs, ledgers CASCADE")
+        await sql(stores, "SELECT setval('ledger_ids', last_value - 501) FROM ledger_ids")
+        log = await Written.of(service, 1)
+        await keep(running["b1"], *log.rows)
+
+        report = await rebuilt(service, bookies, running)
+        found = await LogClient(service.client).get("events")
+
+    assert log.rows[0].ledger_id < earlier.rows[0].ledger_id
+    assert report.logs == {"same": 1}
+    assert found.created_at == log.row.created_at
+    assert [item.ledger_id for item in found.items] == [log.rows[0].ledger_id]
 
 
 async def test_a_lost_log_waits_for_silent_bookies(stores: Stores, bookies: Bookies) -> None:

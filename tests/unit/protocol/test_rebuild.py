@@ -37,7 +37,13 @@ from quorumlog.protocol.rebuild import (
     decide,
     stand_ins,
 )
-from quorumlog.protocol.rebuild_log import NEW_LOG_VERSION, LedgerPlace, LogDecision, decide_log
+from quorumlog.protocol.rebuild_log import (
+    NEW_LOG_VERSION,
+    DeletedLogs,
+    LedgerPlace,
+    LogDecision,
+    decide_log,
+)
 from tests.mutation.mutants.hunt import Guard, Patch, applied, swap
 
 KEY = b"k" * 32
@@ -705,6 +711,37 @@ def test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one() -> None:
     assert stays.action is Action.SAME
 
 
+def test_a_later_log_with_lower_ledger_ids_than_the_deleted_log_is_kept() -> None:
+    deletions = DeletedLogs(9, frozenset({CREATED_AT}))
+    row = replace(LOG, created_at=LATER_AT, items=(LogItem(5, 0),))
+
+    assert deletions.decide(row) is None
+    assert not deletions.include(behind(ledger(5, 0, 3), created_at=LATER_AT))
+
+
+def test_a_log_is_deleted_again_by_its_creation_time_or_an_earlier_one_with_lower_ids() -> None:
+    deletions = DeletedLogs(9, frozenset({LATER_AT}))
+    deleted = replace(LOG, created_at=LATER_AT, items=(LogItem(12, 0),))
+    earlier = replace(LOG, created_at=CREATED_AT, items=(LogItem(5, 0),))
+
+    assert deletions.decide(deleted) == deletions.decide(earlier) == LogDecision(Action.TOMBSTONE)
+    assert deletions.include(behind(ledger(12, 0, 3), created_at=LATER_AT))
+    assert deletions.include(behind(ledger(5, 0, 3), created_at=CREATED_AT))
+    assert deletions.include(ledger(9, None))
+    assert not deletions.include(ledger(10, None))
+
+
+def test_a_deletion_without_a_creation_time_is_reported_as_a_conflict() -> None:
+    row = replace(LOG, created_at=LATER_AT, items=(LogItem(5, 0),))
+
+    decision = DeletedLogs(9).decide(row)
+
+    assert decision is not None
+    assert decision.action is Action.CONFLICT
+    assert "ledgers up to 9 were deleted with a log of this name" in decision.why
+    assert DeletedLogs(4).decide(row) is None
+
+
 def test_a_later_log_of_the_name_than_the_database_has_is_told() -> None:
     row = replace(LOG, created_at=CREATED_AT)
 
@@ -1212,6 +1249,13 @@ GUARDS: Final = (
         "a log's name is the log",
         "rule 18d",
         test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one,
+    ),
+    swap(
+        DeletedLogs, "_reach", lambda deletions, ledger_id, _at: ledger_id <= deletions.through
+    ).guard(
+        "a rebuild deletes a log because a deleted log had higher ledger ids",
+        "rule 18f",
+        test_a_later_log_with_lower_ledger_ids_than_the_deleted_log_is_kept,
     ),
     swap(Found, "hides_next", lambda _found, _items: False).guard(
         "a lost log ends where those who answer know no further ledger",
