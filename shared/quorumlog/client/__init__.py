@@ -1,4 +1,5 @@
-"""The Python SDK. It talks to gateways only, and raises their errors as classes of `errors`.
+"""The Python SDK. The client sends requests to gateways only, and raises their errors as exceptions
+from `errors`.
 
 async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
     ledger = await client.create_ledger()
@@ -25,8 +26,8 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
 
 `quorumlog.client.sync` has the same names for programs without an event loop.
 
-This folder belongs to the base package, so it may use aiohttp, orjson, `errors`, `header` and
-problem documents only.
+This folder belongs to the base package, so its only imports are aiohttp, orjson, `errors`, `header`
+and problem documents.
 """
 
 from quorumlog.client.batching import Batching

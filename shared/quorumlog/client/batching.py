@@ -2,8 +2,9 @@
 
 Requests are sent one at a time, so entries keep the order of the submissions. A single append is
 sent at once. Two concurrent requests could overtake each other on two connections. `expect` would
-not prevent this, because another client may append as many entries in between. The client overlaps
-its own work instead: it sends the next request before the callers of the previous request continue.
+not detect a swapped order, because another client may append as many entries in between. So only
+the client's own work overlaps: the next request is sent before the callers of the previous request
+continue.
 """
 
 import asyncio
@@ -161,13 +162,13 @@ class Batcher(Generic[P, A, R]):
         return not queued or queued + size <= self._limits.queued_bytes_max
 
     def post(self, submission: Submission[P, R]) -> bool:
-        """Store a submission until `collect` is called. Returns whether it is the only stored one."""
+        """Store a submission until `collect` is called. Returns whether it is the only one."""
         self._posted.append(submission)
         self._posted_bytes += submission.size
         return len(self._posted) == 1
 
     def collect(self) -> Sequence[Submission[P, R]]:
-        """Remove and return the posted submissions, in order. They count as queued from now on."""
+        """Remove and return the posted submissions, in order. From now on they count as queued."""
         posted, self._posted = self._posted, []
         self._bytes += self._posted_bytes
         self._posted_bytes = 0
@@ -325,7 +326,7 @@ class Batcher(Generic[P, A, R]):
         self._drained.set()
 
     async def _send_all(self, taken: Sequence[Submission[P, R]]) -> errors.QuorumLogError | None:
-        """Send a batch. Returns the error after which no queued submission may be sent, or None."""
+        """Send a batch. Returns an error if the queued submissions must fail, otherwise None."""
         payloads = list(chain.from_iterable([submission.payloads for submission in taken]))
         try:
             answer = await self._send(Call(payloads, taken[0].expect, taken[0].end))
@@ -337,7 +338,7 @@ class Batcher(Generic[P, A, R]):
         except errors.QuorumLogError as error:
             self._share_out()
             _fail(taken, error)
-            # A failed append with `expect` leaves no gap, so the queue goes on.
+            # A failed append with `expect` leaves no gap, so queued submissions may be sent.
             if taken[0].expect is None or error.outcome == errors.UNKNOWN:
                 self._fail_queued(error)
                 return error
@@ -365,8 +366,8 @@ class Batcher(Generic[P, A, R]):
                 self._give(taken, answer)
             except Exception as error:  # noqa: BLE001 - a defect, which must not leave a caller waiting
                 self._broke(taken, error)
-            # Removed only now, because a thread's callback may end the loop's thread, which then
-            # completes the remaining submissions.
+            # The answer is removed only after its callbacks, because a callback may end the loop's
+            # thread. The thread's end then completes the answer's remaining submissions.
             self._answers.popleft()
 
     def _give(self, taken: Sequence[Submission[P, R]], answer: A) -> None:

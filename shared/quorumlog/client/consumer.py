@@ -22,7 +22,7 @@ _ASK_S: Final = 1.0
 """Maximum interval between lease requests of a waiting worker (chosen by judgement)."""
 _LOST: Final = (errors.LeaseLost, errors.LogReplaced, errors.NoSuchConsumer)
 _started_us: int
-"""Start or fork time of this process. If processes share a `holder`, the latest has the lease."""
+"""Start or fork time of this process. Of processes with one `holder`, the newest gets the lease."""
 
 
 def _start() -> None:
@@ -97,7 +97,7 @@ class Consumer:
         return self
 
     async def _try_acquire(self, end: float | None) -> dict[str, Any] | None:
-        """Request the lease. Returns it, or None after a pause if another worker holds it."""
+        """Request the lease. Returns the lease, or None after a pause if another worker holds it."""
         wanted = {
             "holder": self.holder,
             "started": _started_us,

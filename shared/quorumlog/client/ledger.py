@@ -24,7 +24,7 @@ from quorumlog.client.transport import Transport
 _OCTETS: Final = "application/octet-stream"
 PAGE: Final = 10_000
 """Entries per page that an iterator requests: the API's maximum. The server limits the bytes of a
-page too. Pages of 1,000 short lines took twice as long (measured)."""
+page too. Reading pages of 1,000 short entries took twice as long (measured)."""
 WAIT_MS: Final = 30_000
 """How long one request waits at a tail for new entries, in milliseconds."""
 
@@ -58,9 +58,9 @@ class Ledger:
 
         Appends that are made while a request is under way share the next request, in the order of
         the calls. After an error whose `outcome` is unknown the entry may have been appended. The
-        client does not retry it, and does not send the appends that were queued behind it.
-        `expect`: the id that the entry must get; otherwise UnexpectedEntryId is raised, and nothing
-        is written.
+        client does not retry this append, and does not send the appends queued behind it. `expect`:
+        the id that the entry must get; otherwise UnexpectedEntryId is raised, and nothing is
+        written.
         """
         return (await self.batcher.append((payload,), expect)).first_entry
 
@@ -74,7 +74,7 @@ class Ledger:
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> Appended:
-        """Append entries with consecutive ids. After an unknown outcome, the first ones may exist."""
+        """Append entries with consecutive ids. After an unknown outcome, the first entries may exist."""
         return await self.batcher.append(checks.several("payloads", payloads), expect)
 
     async def flush(self) -> None:
@@ -106,7 +106,7 @@ class Ledger:
     async def read(
         self, first: int = 0, *, limit: int | None = None, last: int | None = None, wait_ms: int = 0
     ) -> Page:
-        """Read entries from `first` to `last`, as many as one response holds.
+        """Read entries from `first` to `last`, as many as fit in one response.
 
         `wait_ms`: how long the server may wait for a new entry at the tail.
         """
@@ -172,8 +172,8 @@ class Ledger:
 
     async def recover(self, *, declare_lost: Sequence[str] = ()) -> dict[str, Any]:
         """Recover a ledger whose writer may be gone: fence it, read to its end, close it. Every caller
-        gets the same last entry. `declare_lost`: bookies that never come back. If you name any, the
-        recovered ledger may lack entries.
+        gets the same last entry. `declare_lost`: bookies that never come back. If you name such
+        bookies, the recovered ledger may lack entries.
         """
         named = checks.names("declare_lost", declare_lost)
         return await self._call("POST", "/recover", {"declare_lost": named} if named else None)

@@ -66,9 +66,9 @@ class Log:
 
         Appends that are made while a request is under way share the next request, in the order of
         the calls. After an error whose `outcome` is unknown the records may have been appended. The
-        client does not retry them, and does not send the appends that were queued behind them. Use
-        a `producer` to append exactly once. `expect`: the offset that the first record must get;
-        otherwise UnexpectedOffset is raised, and nothing is written.
+        client does not retry this append, and does not send the appends that were queued behind it.
+        Use a `producer` to append exactly once. `expect`: the offset that the first record must
+        get; otherwise UnexpectedOffset is raised, and nothing is written.
         """
         return await self.batcher.append(records, expect)
 
@@ -96,9 +96,9 @@ class Log:
 
         `since`: the log's `next_offset` before the producer with this id and epoch sent its first
         request. With the default epoch, the first append reads `since` from the log. A caller that
-        passes an epoch may have used that epoch before, so it must also pass the `since` of that
-        time. Without `since`, a log that has forgotten any producer rejects unknown producers with
-        ExpiredProducer: begin a new epoch then.
+        passes an epoch may have used that epoch before, so it must also pass the `since` with which
+        that epoch began. Without `since`, a log that has forgotten any producer rejects unknown
+        producers with ExpiredProducer: begin a new epoch then.
         """
         name = uuid.uuid4().hex if producer_id is None else producer_id
         now_ms = int(datetime.now(UTC).timestamp() * 1000)
@@ -166,7 +166,7 @@ class Log:
         key_prefix: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> LogPage:
-        """Read records from `start` on, as many as one response holds.
+        """Read records from `start` on, as many as fit in one response.
 
         `start`: an offset; -N for N offsets before the end; or a datetime, for the first record
         appended at that time or later. If -N or the datetime lies before the first record, the read
@@ -177,8 +177,8 @@ class Log:
         with all of these headers. The server scans up to 16 MiB of records for one page, so a page
         may be empty before the log's end. `next` is the offset at which the scan stopped.
 
-        Raises: LogReplaced if the log was deleted and created again since; OffsetBeyondEnd;
-        OffsetTruncated.
+        Raises: LogReplaced if the log was deleted and created again after `created_at`;
+        OffsetBeyondEnd; OffsetTruncated.
         """
         is_offset = isinstance(start, int) and start >= 0
         if wait_ms and not is_offset and start != "earliest":
@@ -259,7 +259,7 @@ class Log:
     ) -> Paged[LogRecord]:
         """Follow the log: all records in order, and new records as they are confirmed, until the
         log is closed. A tail never fences. `key`, `key_prefix`, `headers`: as in `read`. Raises: as
-        `read`; LogReplaced, rather than yield records of a later log with the same name.
+        `read`; LogReplaced if the log was deleted and created again.
         """
         checks.maybe_text("key", key), checks.maybe_text("key_prefix", key_prefix)
         checks.conditions(headers)

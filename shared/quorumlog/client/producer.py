@@ -37,8 +37,8 @@ class Producer:
     keeps its number, and no other records are sent under that number. `since` is the log's end
     before this producer's first request. With `since`, a log that has forgotten producers can
     distinguish a new producer from a forgotten one. Once known, `since` never changes; while it is
-    None, requests do not carry it. A producer that has read `since` appends only to the log of that
-    time, not to a later log with the same name.
+    None, requests do not carry it. A producer that has read `since` from a log appends only to this
+    log, not to a later log with the same name.
     """
 
     producer_id: str

@@ -30,8 +30,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RefusedJob:
-    """A job that was not settled. `reason`: `acknowledged` if the record is done, perhaps by an
-    earlier copy of the request; `claim-ended` if another worker may have the record.
+    """A job that was not settled. `reason`: `acknowledged` if the record is done, perhaps because
+    an earlier attempt of the request succeeded; `claim-ended` if another worker may have the
+    record.
     """
 
     offset: int
@@ -114,8 +115,8 @@ class Queue:
         return await self._settle("ack", jobs, {})
 
     async def nak(self, *jobs: Job, delay_s: float = 0.0, reason: str = "") -> list[RefusedJob]:
-        """Return jobs to the queue. Workers may get the records again after `delay_s`. If a record has
-        used all its attempts, its dead letter has the `reason`. Returns the refused jobs.
+        """Return jobs to the queue. Workers may get the records again after `delay_s`. If a record
+        has used all its attempts, its dead letter contains `reason`. Returns the refused jobs.
         """
         more = {"delay_ms": round(delay_s * 1000), "reason": reason[:500].replace("\0", "")}
         return await self._settle("nak", jobs, more)

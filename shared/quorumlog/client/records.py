@@ -22,9 +22,9 @@ _RECORD_BYTES: Final = 64
 """Bytes counted per record in addition to key and value, which bounds queued empty records."""
 
 Start = int | Literal["earliest", "latest"] | datetime
-"""Where a read begins: an offset from 0 on, N offsets before the end (-N), `earliest`, `latest`, or
-a datetime with a time zone. A datetime selects the first record that was appended at that time or
-later (by the log's append times).
+"""The start of a read: an offset from 0 on, -N for N offsets before the end, `earliest`, `latest`,
+or a datetime with a time zone. A datetime selects the first record that was appended at that time
+or later (by the log's append times).
 """
 
 
@@ -249,7 +249,7 @@ async def ahead(
 
 
 def _passed_over(reading: asyncio.Task[Sequence[T] | None]) -> None:
-    """Retrieve the error of a prefetched page that nothing awaits, so that asyncio does not log it."""
+    """Retrieve the error of a prefetched page that no caller awaits, so that asyncio does not log it."""
     if not reading.cancelled():
         reading.exception()
 

@@ -105,7 +105,7 @@ class LeaseInfo(TypedDict):
 
 
 class LagInfo(TypedDict):
-    """How much a consumer has not processed. A value is None if it can't be determined now."""
+    """A consumer's lag in records, bytes and time. A value is None if it can't be determined now."""
 
     records: int
     bytes: int | None

@@ -19,14 +19,14 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, QuorumLogError
 from quorumlog.wire import problems
 
 MESSAGE_BYTES_MAX: Final = 1 << 19
-"""Larger messages go over HTTP with less CPU (measured), since a WebSocket masks each byte."""
+"""Larger messages use HTTP, which takes less CPU (measured): a WebSocket masks each byte."""
 _BUSY_GAP_S: Final = 0.25
 _BUSY_REQUESTS: Final = 16
 """A handle is busy after this many requests with gaps up to `_BUSY_GAP_S` (by judgement)."""
 _IDLE_S: Final = 5.0
 """A socket unused for this long is closed (chosen by judgement). Gateways ping after 20 s."""
 _REST_S: Final = 10.0
-"""How long a handle uses HTTP only after a failure of a socket (chosen by judgement)."""
+"""How long a handle uses only HTTP after a socket has failed (chosen by judgement)."""
 
 
 class AppendStream:
@@ -71,15 +71,15 @@ class AppendStream:
         self._loop, self._way = self._transport.loop, self._transport.way(headers)
         self._work = self._transport.stream(self._serve(self._way))
         if self._work is not None:
-            # A callback: a task that is cancelled before its first step runs none of its code.
+            # A callback, not a `finally`: a task cancelled before its first step runs no code.
             self._work.add_done_callback(self._ended)
             self._watch(self._work)
 
     async def send(
         self, message: bytes, end: float, *, is_text: bool = False
     ) -> dict[str, Any] | None:
-        """Send an append and return its answer, as HTTP would. None means that nothing was done: send
-        the append over HTTP.
+        """Send an append and return its answer, as HTTP would. None means that the gateway did
+        nothing: send the append over HTTP.
 
         `end`: the end of the deadline, in the event loop's time. Raises: QuorumLogError, with the
         outcome unknown.

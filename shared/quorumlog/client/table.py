@@ -30,7 +30,7 @@ class Table:
         self._first = self._next = 0
         self._created_at: str | None = None
         self._moved = asyncio.Event()
-        """Set after each page, and then replaced by a new event."""
+        """An event that is set after each page. A new event then replaces it."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

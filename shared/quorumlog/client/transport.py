@@ -65,7 +65,7 @@ _ATTEMPT_S: Final = 20.0
 STREAMS_MAX: Final = 32
 """Maximum WebSockets of one client, since clients share a gateway's connection limit."""
 _SEEN_S: Final = 5.0
-"""How long a received `Consumers-Version` is sent. Gateways remember changes much longer."""
+"""How long requests carry a received `Consumers-Version`. Gateways store changes much longer."""
 _CROWDED_S: Final = 10.0
 """How long the client opens no sockets after an overload error (chosen by judgement)."""
 _CLOSE_S: Final = 1.0
@@ -189,16 +189,16 @@ class Transport:
         checks.check_process(self._pid)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work in the background. The end of the client's `async with` block waits for it."""
+        """Run work in the background. The end of the client's `async with` block waits for the work."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def has_room(self, now: float) -> bool:
-        """Whether sockets may be open now. Not with compression, which sockets do not support, and
-        not for some seconds after a gateway rejected a request because of overload, since each socket
-        takes a connection.
+        """Whether sockets may be open now. Sockets do not support compression. After a gateway has
+        rejected a request because of overload, the client opens no sockets for some seconds,
+        because each socket takes a connection.
         """
         return self._pack is None and now >= self._crowded_until
 
@@ -221,7 +221,10 @@ class Transport:
     async def socket(
         self, path: str, way: Way, protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Open a socket for the block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
+        """Open a socket that the end of the `async with` block closes.
+
+        Raises: aiohttp.ClientError, OSError, TimeoutError.
+        """
         assert self._session is not None, "the client must be open"
         headers = {**way.headers, **({} if way.token is None else _authorization(way.token))}
         async with asyncio.timeout(_CONNECT_S):
@@ -265,7 +268,7 @@ class Transport:
             except errors.RequestOutdated as error:
                 if version:
                     raise
-                # A request without a version was not carried out by any gateway.
+                # No gateway carries out a request without a version, so a retry is safe.
                 self._seen = int(error.members["version"]), self.loop.time()
             else:
                 if seen := int(answer.headers.get(header.CONSUMERS_VERSION, 0)):
@@ -444,14 +447,15 @@ def _authorization(token: object) -> dict[str, str]:
 
 
 def _watched() -> aiohttp.TraceConfig:
-    """Mark a request's outcome as unknown just before its first byte is sent, because a request
-    whose deadline ends while it waits for a connection is not done. Also reject redirects of
-    sockets, which would get the password and token: aiohttp has no other switch for them.
+    """Mark a request's outcome as unknown just before its first byte is sent: a request whose
+    deadline ends while it waits for a connection is certainly not done. Also reject redirects of
+    WebSockets, because the new address would receive the password and token. aiohttp has no other
+    way to disable these redirects.
     """
     config = aiohttp.TraceConfig()
 
     async def sending(_session: object, context: SimpleNamespace, _headers: object) -> None:
-        # The handshake of a socket has no context.
+        # The handshake of a WebSocket has no `trace_request_ctx`.
         if context.trace_request_ctx is not None:
             context.trace_request_ctx.outcome = errors.UNKNOWN
 

@@ -5,7 +5,7 @@ No other module reads, replaces or overrides a private name of aiohttp.
 aiohttp.
 
 The fast path (`DirectConnection`) exists because aiohttp wakes a connection's task for each
-request, and that task starts another one for the handler. The two tasks and the request's objects
+request, and that task starts a second task for the handler. The two tasks and the request's objects
 cause more than half of a short request's cost. An idle connection first offers a completely
 received request to the application's `Direct`. If `Direct` declines, aiohttp handles the request on
 the regular path, so `Direct` may decline all rare cases and all failures (ADR 41).
@@ -60,11 +60,11 @@ DIRECT: Final = web.AppKey("direct", Direct)
 class DirectConnection(RequestHandler):
     """A connection that offers its requests to a `Direct` first.
 
-    Invariant: while a request is on the fast path, aiohttp's task waits for `_idle` as if no
-    request had arrived, and `_waiter` is None as if the task were handling one. So aiohttp does not
-    close the connection as idle, and further requests are queued until the answer is sent. While
-    `_is_coming`, the only queued request lacks the end of its body, and aiohttp's task has not been
-    woken.
+    Invariants: while a request is on the fast path, aiohttp's task waits for `_idle`, as if no
+    request had arrived. `_waiter` is None, as if the task were handling a request. So aiohttp does
+    not close the connection as idle, and further requests are queued until the answer is sent.
+    While `_is_coming`, the only queued request lacks the end of its body, and aiohttp's task has
+    not been woken.
     """
 
     __slots__ = ("_begun", "_direct", "_idle", "_is_coming", "address", "peer", "proxies")
@@ -142,7 +142,7 @@ class DirectConnection(RequestHandler):
         return bool(length) and int(length) <= direct.bytes_max
 
     def _look_again(self, direct: Direct, waiter: asyncio.Future[None], turns: int) -> None:
-        """Start the request whose body was incomplete, or wake the task for it by `waiter`."""
+        """Offer the request whose body was incomplete to `direct`, or wake aiohttp's task."""
         # The task must not be woken for a closing connection, whose request factory is gone.
         is_closing = self.transport is None or self.transport.is_closing()
         if is_closing or waiter.done() or self._waiter is not waiter or not self._messages:
@@ -199,7 +199,7 @@ class DirectConnection(RequestHandler):
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)
         if self._force_close or self._close or closes:
-            # The task ends like the task of an idle connection.
+            # aiohttp's task ends here as it does when an idle connection ends.
             waiter.cancel()
             self._close = True
             if transport is not None:
@@ -221,9 +221,9 @@ class DirectConnection(RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being handled or about to be handled. A new request has set the
-        handler's waiter, but the rest of its body may arrive before the handler runs. A
-        connection's first bytes may arrive before the waiter exists.
+        """Whether no request is being handled or about to be handled. A new request has completed
+        `_waiter`, but the rest of its body may arrive before the handler runs. A connection's first
+        bytes may arrive before the waiter exists.
         """
         if self._waiter is None:
             return self._request_count == 0
@@ -288,9 +288,9 @@ def take_parser(
     socket: web.WebSocketResponse, connection: RequestHandler, taker: Any, turn_messages: int
 ) -> tuple[Any, Any]:
     """Return a prepared WebSocket's parser, and its queue of whole messages. From now on, arriving
-    bytes are passed to `taker.feed_data`, which returns whether reading ends, and the connection's
-    end to `taker.feed_eof`. Readers of the queue yield to other tasks every `turn_messages`
-    messages.
+    bytes are passed to `taker.feed_data`, which returns whether reading ends. The end of the
+    connection calls `taker.feed_eof`. Readers of the queue yield to other tasks every
+    `turn_messages` messages.
     """
     parser, queue = socket._parser, socket._reader
     socket._reader = cast("Any", _InTurns(queue, turn_messages))
@@ -316,8 +316,8 @@ def bytes_in(queue: Any) -> int:
 
 
 class _InTurns:
-    """A queue of messages whose readers yield to other tasks. Without it, aiohttp reads all
-    messages up to the peer's close frame without a pause, even if the peer keeps sending.
+    """A queue of messages whose readers yield to other tasks. With aiohttp's own queue, a reader
+    gets all messages up to the peer's close frame without a pause, even if the peer keeps sending.
     """
 
     def __init__(self, queue: Any, turn_messages: int) -> None:
@@ -333,9 +333,9 @@ class _InTurns:
 
 
 class Connector(aiohttp.TCPConnector, ABC):
-    """A session's connections. The most recently used free connection is reused first. In
-    aiohttp's order (longest free first), each connection of a burst is reused before it counts as
-    idle, so a process with regular requests, such as heartbeats, would keep them all.
+    """A session's connections. The most recently used free connection is reused first. By
+    default, aiohttp reuses the one that has been free for longest. A process with regular requests,
+    such as heartbeats, would then never close the connections of a burst.
     """
 
     def transports(self) -> Iterator[asyncio.Transport]:
@@ -354,7 +354,7 @@ class Connector(aiohttp.TCPConnector, ABC):
 
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
-        # aiohttp has appended the connection at the end, but takes the next one from the front.
+        # aiohttp appends a freed connection at the end, but takes the next one from the front.
         if (free := self._conns.get(key)) is not None:
             free.rotate()
 

@@ -1,8 +1,9 @@
 """The audit log, which records requests, callers and results (docs/adr/0022-audit-log.md).
 
 The edge of each service logs requests to its audited operations: one line of the logger `audit`
-when the answer is known. While a request is handled, requests to other services name it in a
-header, so that the metadata service stores the request and the change in one transaction.
+when the answer is known. While a service handles a request, its own requests to other services
+describe that request in a header. So the metadata service stores the audited request and the change
+in one transaction.
 """
 
 import logging
@@ -86,7 +87,7 @@ class Audited:
         )
 
     def end(self, response: web.StreamResponse | None) -> None:
-        """Record the answer; None if the client disconnected before the answer."""
+        """Record the answer's status; None if the client disconnected before the answer."""
         if self.is_over:
             return
         self.is_over = True
@@ -125,8 +126,8 @@ def called_by(audited: Audited, request: web.Request) -> None:
 
 
 def asked_by(request: web.Request) -> AuditedRequest | None:
-    """The audited request that an internal caller names as the cause of its request; None if the
-    caller names none, or may not name others.
+    """The audited request that an internal caller names as the cause of its request. None if the
+    caller names no cause, or its role is not allowed to name one.
     """
     reported = request.headers.get(header.AUDITED)
     if reported is None or caller_of(request).role not in _SPEAKERS:
