@@ -22,7 +22,7 @@ _ASK_S: Final = 1.0
 """Maximum interval between lease requests of a waiting worker (chosen by judgement)."""
 _LOST: Final = (errors.LeaseLost, errors.LogReplaced, errors.NoSuchConsumer)
 _started_us: int
-"""Start or fork time of this process. Of processes with one `holder`, the newest gets the lease."""
+"""Start or fork time of this process. If processes share a `holder`, the newest gets the lease."""
 
 
 def _start() -> None:

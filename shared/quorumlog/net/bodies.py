@@ -1,6 +1,6 @@
 """Reads bodies between services with a deadline and in bounded memory, into strict models.
 
-The gateway's edge reads clients' bodies with its own code and limits, and appends without pydantic.
+The gateway's edge has its own code and limits for clients' bodies, and parses appends without pydantic.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""A client of bookies, with a channel for reads and one for other requests. Requests are pipelined.
+"""A client of bookies. Each bookie has one channel for reads and another for all other requests.
 
-Any result but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
-flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie
-without a known address, too many bytes in flight. A channel connects on its first request. After a
-failure to connect, the channel backs off with jitter. Requests made meanwhile become unknown at
-once, so that a writer can change its ensemble without waiting.
+Requests are pipelined. A request becomes `Status.UNKNOWN` if its answer is missing at the deadline
+or does not echo the request (rule 4). It also becomes UNKNOWN if the connection breaks, the
+bookie's address is unknown, or too many bytes are in flight. A channel connects on its first
+request. After a failure to connect, the channel backs off with jitter. During the pause, requests
+become unknown at once, so that a writer can change its ensemble without waiting.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 _SWEEP_S: Final = 0.1
 _COPIES_MAX: Final = 20_000
 """Maximum number of ledgers for which a channel remembers the bookie's copy of the metadata: as
-many as a gateway writes at a time. The next add of a forgotten ledger carries one more copy."""
+many as a gateway writes at a time. The next add to a forgotten ledger carries the copy again."""
 _REQUEST_COST: Final = 128
-"""Minimum number of bytes in flight that a request counts as."""
+"""The bytes in flight for which even the smallest request counts."""
 _QUICK: Final = (Op.READ, Op.READ_LAC)
 
 OnAnswer = Callable[[ChannelAnswer], None]
@@ -75,7 +75,7 @@ class _InFlight:
     """The time, by the channel's clock, at which the request becomes unknown."""
 
     def complete(self, answer: ChannelAnswer) -> None:
-        """Call `done`; if it raises, again with UNKNOWN, so that other requests complete."""
+        """Call `done`. If it raises, call it again with UNKNOWN, so that other requests complete."""
         try:
             self.done(answer)
         except Exception:
@@ -119,7 +119,7 @@ class Channel:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._time = awake().time
-        """The clock of deadlines, which does not count a standstill of this process."""
+        """The clock of deadlines, which stops while this process is suspended."""
         self._in_flight: tuple[dict[int, _InFlight], dict[int, _InFlight]] = ({}, {})
         """Quick requests and slow requests, by id."""
 
@@ -272,8 +272,8 @@ class Channel:
             request.unknown()
 
     def _is_fault(self, request: _InFlight) -> bool:
-        """Whether a missed deadline is the bookie's fault. While other answers arrive, a read may
-        only be queued behind the answers to other reads.
+        """Whether a missed deadline is the bookie's fault. While other answers arrive, it is not: a
+        late read may merely wait behind the answers to other reads.
         """
         sent_at = request.deadline - self._limits.quick_s
         return request.op is not Op.READ or self._heard_at < sent_at

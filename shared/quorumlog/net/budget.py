@@ -16,13 +16,13 @@ PEER: Final = ContextVar("peer", default="")
 """The peer whose request is being handled, inherited by the tasks that the request starts."""
 
 _KEPT: Final = 8
-"""The reserve for peers below their share is one part in eight."""
+"""The reserve for peers below their share is an eighth of the budget."""
 _IPV6_HOST_BITS: Final = 64
 
 
 @lru_cache(maxsize=4096)
 def peer_of(address: str | None) -> str:
-    """The peer of an address. For IPv6, the peer is the /64 network, which one host may have."""
+    """The peer of an address. For IPv6, the peer is the /64 network, because a single host may own it."""
     if address is None or ":" not in address:
         return address or ""
     try:

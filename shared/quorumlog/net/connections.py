@@ -27,8 +27,8 @@ from quorumlog.net.timers import awake
 log = logging.getLogger(__name__)
 
 _CHUNKS_FREE_BYTES: Final = 1 << 20
-"""Allowance for the heads of a body's chunks, which may be half as long as their content, plus half
-of this. It includes the 256 KiB that aiohttp's parser may keep unparsed."""
+"""The heads of a body's chunks may take half as many bytes as the content, plus half of this
+allowance. The allowance includes the 256 KiB that aiohttp's parser may keep unparsed."""
 _TURN_BYTES: Final = 128 << 10
 """Size of one read after which a connection is paused until the next turn of the event loop.
 Otherwise libuv (`uv__read`) reads up to 32 times 256 KiB before it serves the next connection."""
@@ -38,14 +38,14 @@ _REFUSED_S: Final = 1.0
 """Time for a refused connection to send its request and to end (chosen by judgement)."""
 _REFUSED_MAX: Final = 200
 _REFUSED_SHARE: Final = 8
-"""At most `_REFUSED_MAX` refused connections, and at most an eighth of the limit, get that time;
-others are closed at once."""
+"""At most `_REFUSED_MAX` refused connections, and at most an eighth of the limit, get `_REFUSED_S`.
+All further connections are closed at once."""
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
 _CURRENT: Final[ContextVar["Connection | None"]] = ContextVar("connection", default=None)
 
 _HEAD_KEPT_BYTES: Final = 16 << 10
-"""Maximum head of a request after which a connection is kept. aiohttp keeps three times a head's
-size in memory, some 500 MB at most for 10,000 idle connections."""
+"""Maximum size of a request's head after which the connection is kept open. aiohttp keeps three
+times a head's size in memory, some 500 MB at most for 10,000 idle connections."""
 HEAD_LINE_BYTES: Final = 8190
 """Maximum length of a line of a request's head, equal to aiohttp's default."""
 
@@ -56,7 +56,7 @@ class ListenLimits:
 
     connections_max: int = 10_000
     peer_connections_max: int = 10_000
-    """Maximum number of connections of one address once seven eighths of all are in use."""
+    """Maximum connections of one address once seven eighths of `connections_max` are in use."""
     head_timeout_s: float = 10.0
     """The deadline for a request's head, from its first byte."""
     idle_timeout_s: float = 65.0
@@ -66,7 +66,7 @@ class ListenLimits:
     head_line_bytes_max: int = HEAD_LINE_BYTES
     headers_max: int = 100
     proxies: Proxies | None = None
-    """The trusted proxies. Each of their connections is a separate peer, with many clients."""
+    """The trusted proxies. Each connection of a proxy is a separate peer, which serves many clients."""
     drain_timeout_s: float = 20.0
 
 
@@ -154,7 +154,7 @@ class Connection(DirectConnection):
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, listener.direct, **kwargs)
         self.hand_over: Callable[[], None] | None = None
-        """Returns the handshake's share of the budget."""
+        """Gives back the place in the budget that the handshake used."""
         self._listener = listener
         self._chunked: web.BaseRequest | None = None
         """The request whose body arrives in chunks. `_chunked_bytes` is the size of the received
@@ -289,7 +289,7 @@ class Connection(DirectConnection):
         limit_s = self._listener.limits.stalled_answer_timeout_s
         left_s = self._stalled_at + limit_s - awake().time()
         if left_s > 0:
-            # This process stood still, and the peer may have read all the time.
+            # The timer also counted time while this process was suspended: wait for the rest.
             self._stall_timer = asyncio.get_running_loop().call_later(
                 left_s, self._answer_is_stalled
             )
@@ -324,7 +324,7 @@ class Connection(DirectConnection):
         elif 400 <= status < 500:
             error = errors.BadRequest("the request is not valid HTTP/1.1")
         elif isinstance(exc, UnicodeEncodeError):
-            # Outside of all middlewares, aiohttp's own message quotes the header Expect.
+            # aiohttp's error for an unsupported Expect header quotes the header, which is not UTF-8.
             error = errors.BadRequest("a request header is not UTF-8: encode it as UTF-8")
         else:
             log.error("unhandled-error", exc_info=exc)
@@ -380,7 +380,7 @@ class UpgradableConnection(Connection):
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection beyond the limit, whose request is answered with a 429, unread.
+    """A connection beyond the limit: its request is answered with a 429 without being read.
 
     The answer waits for the request, since some clients treat an earlier answer as a broken
     connection. The connection is read until the client ends it, because closing it with unread

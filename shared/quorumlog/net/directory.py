@@ -37,12 +37,11 @@ class QuarantineRule:
 
 @dataclass(eq=False)
 class Quarantine:
-    """The bookies in quarantine, which have failed while listed as live, and are avoided for a
-    while.
+    """The bookies in quarantine: bookies that failed while listed as live, and are now avoided.
 
     Each process counts only its own failed requests. Like liveness, quarantine is only advice: if
     too few other bookies are live, a bookie in quarantine is chosen too. Invariant: at most
-    `rule.failures` times are kept per bookie.
+    `rule.failures` failures are stored per bookie.
     """
 
     _rule: QuarantineRule = QuarantineRule()
@@ -209,7 +208,7 @@ class Directory:
 def _mixed(
     live: list[str], absent: list[str], size: int, write_quorum: int, ack_quorum: int
 ) -> tuple[tuple[str, ...], bool] | None:
-    """Live members, mixed with absent ones; None if a write set lacks too many live members."""
+    """An ensemble of live and absent members; None if a write set has too few live members."""
     lacking = size - len(live)
     gaps = {position * size // lacking for position in range(lacking)}
     members = tuple(absent.pop() if position in gaps else live.pop() for position in range(size))

@@ -65,7 +65,7 @@ class Driver:
     _token: tuple[int, str] = (-1, "")
 
     def post(self, event: messages.Event) -> None:
-        """Step the machine with an event, at once or after the events before it."""
+        """Step the machine with an event, at once or after the events that are already queued."""
         if self.is_stopped:
             return
         inbox = self._inbox
@@ -177,8 +177,8 @@ class Driver:
         self.post(messages.MetadataAnswered(attempt, status, row))
 
     async def _refused(self, error: errors.StaleMember) -> Row:
-        """Make the machine choose again from a newer list of bookies, since its list was outdated.
-        A change that may become legal later stays unsettled (rules 6 and 15b).
+        """Make the machine choose members again from a newer list of bookies, since its list was
+        outdated. A change that may become legal later stays unsettled (rules 6 and 15b).
         """
         try:
             await self._ports.placement.refresh()
@@ -259,7 +259,7 @@ class _Spread:
             self._send_to(self._machine.begin(down))
             self._go_on()
         except Exception:
-            # The metadata was changed despite this defect, so the caller must get a result.
+            # The change of the metadata is committed despite this error, so the caller must get a result.
             log.exception("row-spread-broke", extra={"ledger": row.ledger_id})
             self._settle()
 

@@ -37,11 +37,11 @@ _WRITABLE: Final = 0x200
 class InPlace:
     """Immutable bytes of a known size, filled piece by piece and never copied.
 
-    Unlike `bytes(size)`, the buffer is not filled with zeros, so the system commits memory only as
-    bytes arrive, however large a size the peer announces. Uninitialized memory is never returned,
+    Unlike `bytes(size)`, the buffer is not filled with zeros. So even if the peer announces a large
+    size, the system commits memory only as bytes arrive. Uninitialized memory is never returned,
     because `value` requires `is_whole`.
 
-    Invariant: a view from `room` is used only while this object exists, which owns its memory.
+    Invariant: a view from `room` is used only while this object, which owns its memory, exists.
     """
 
     __slots__ = ("_at", "_data", "_view")
@@ -168,7 +168,7 @@ class Framed(asyncio.BufferedProtocol):
         """Continue reading; bytes that have already arrived are parsed first."""
         if self._is_paused:
             self._is_paused = False
-            # Not at once, since `resume` may be called while a message is being processed.
+            # Parse the bytes later, because `resume` may be called while a message is being processed.
             self._loop.call_soon(self._read_on)
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class LogClient:
         return self._heard(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogMetadata))
 
     async def is_done(self, once: Once) -> bool:
-        """Whether a copy of `once` was carried out. Raises: InvalidRequest if contents differ."""
+        """Whether the request `once` was carried out. Raises: InvalidRequest if its content differs."""
         path, query = f"/v1/requests/{once.token}", query_of(content=once.content)
         return (await self._client.ask("GET", path, gives=log_bodies.Done, query=query)).done
 
@@ -49,7 +49,7 @@ class LogClient:
         """Create a log. Returns the metadata of the log with this name, and whether this call
         created it. A late copy of the client's request `once` creates nothing.
 
-        Raises: NoSuchLog if the log that the first copy created has been deleted since.
+        Raises: NoSuchLog if an earlier copy created the log, and the log has been deleted since.
         """
         return await self._create(
             log_bodies.LogCreateBody(row=log, attempt=new_attempt(), once=once)
@@ -59,8 +59,9 @@ class LogClient:
         self, log: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
         """Create a log as a fork of `source`. Returns the metadata of the log with this name, and
-        whether this call created it. The fork shares the source's ledgers below the offset `at`, as
-        of the fork's creation. All else is from `log`, which has no ledgers.
+        whether this call created it. The fork shares the ledgers that the source has below the
+        offset `at` when the fork is created. All other fields are those of `log`, which has no
+        ledgers.
 
         Raises: NoSuchLog for the source, LogDeleted; InvalidRequest if the source begins after
         `at`, or has unsealed ledgers below `at`.
@@ -79,8 +80,8 @@ class LogClient:
 
     async def cas(self, log: LogMetadata, *, once: Once | None = None) -> tuple[bool, LogMetadata]:
         """Replace a log's metadata. Returns, once the outcome is certain, whether this call
-        replaced it, and the current metadata. A late copy of the client's request `once` replaces
-        nothing.
+        replaced the metadata, and the current metadata. A late copy of the client's request `once`
+        replaces nothing.
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only if nothing was sent.
         """
@@ -122,7 +123,7 @@ class LogClient:
         return [self._heard(row) for row in page.logs], page.next
 
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
-        """The ledgers among these (at most LOG_LEDGERS_MAX) that forks name, from the primary."""
+        """Those of the given ledgers (at most LOG_LEDGERS_MAX) that forks reference, from the primary."""
         body = log_bodies.SharedAsk(ledgers=tuple(ledger_ids))
         # The caller deletes ledgers based on this answer, so it needs proof (rule 18a).
         found = await self._client.ask(

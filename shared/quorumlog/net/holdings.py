@@ -50,7 +50,7 @@ class HoldingsClient:
                     yield found
 
     async def lost(self, row: LedgerMetadata, ranges: Ranges) -> tuple[Answers, ...]:
-        """The lost entries: each is denied by every bookie that could store it."""
+        """The lost entries: every bookie that could store them reports that it lacks them."""
         if row.last_entry is None:
             return ()  # the ledger has no last entry yet, so nothing can be proven lost
         kept = tuple(
@@ -61,7 +61,7 @@ class HoldingsClient:
         lost: list[Answers] = []
         silent: set[str] = set()
         for first, last in kept:
-            # One silent bookie makes a proof impossible, so stop at the first one.
+            # One silent bookie makes a proof impossible, so the first silence ends the search.
             if silent.isdisjoint(loss.holders(row, first)):
                 async for found in self.answers(row, ((first, last),)):
                     if found.is_lost():
@@ -103,8 +103,8 @@ async def ask_bookie(
     *,
     limit_s: float,
 ) -> T | None:
-    """Send a bookie a GET, or a POST with the body `asked`, and return the answer as a `gives`.
-    Returns None unless the bookie `name` answers 200 with a valid body within `limit_s`.
+    """Send a bookie a GET, or a POST with the body `asked`, and return the answer, parsed as
+    `gives`. Returns None unless the bookie `name` answers 200 with a valid body within `limit_s`.
     """
     ask = session.get if asked is None else partial(session.post, data=json_of(asked))
     limit, expected = aiohttp.ClientTimeout(total=limit_s), ExpectedServer(Role.BOOKIE, name)
@@ -117,8 +117,9 @@ async def ask_bookie(
 
 
 def _speaks_for(bookie: str, member: str) -> bool:
-    """Whether an answering bookie may answer for a member. A later incarnation may, because it has
-    the remaining data of earlier ones (rule 15). An earlier one is an old copy of the directory.
+    """Whether the answer of `bookie` counts as that of `member`. A later incarnation's answer
+    counts, because it has the remaining data of earlier incarnations (rule 15). An earlier
+    incarnation's answer does not, because it comes from an old copy of the directory.
     """
     try:
         is_later = member_incarnation(bookie) >= member_incarnation(member)

@@ -57,7 +57,7 @@ class Identity:
     """None if the caller may be any service of this cluster or an operator."""
     name: str
     hosts: frozenset[str] | None = None
-    """The hosts in the caller's certificate; None if the caller has presented none."""
+    """The hosts in the caller's certificate; None if the caller has presented no certificate."""
 
 
 ANYBODY: Final = Identity(None, "anonymous")
@@ -75,7 +75,7 @@ class Authenticator(Protocol):
 
 
 class HoldsConnections(Protocol):
-    """A listener, or a pool of connections to others."""
+    """A listener, or a pool of connections to other processes."""
 
     def transports(self) -> Iterable[asyncio.Transport]:
         """The transports of the open connections."""
@@ -158,7 +158,7 @@ def stamp_of(path: Path) -> Stamp | None:
         found = path.stat()
     except OSError:
         return None
-    # Don't use the time of modification: a copy may preserve it, and a new mode keeps it.
+    # The modification time is not used: a copy may preserve it, and chmod does not change it.
     return found.st_ctime_ns, found.st_ino, found.st_size
 
 
@@ -209,7 +209,7 @@ class ClusterSecret(Followed):
         self._take(checked_secrets(text))
 
     def _take(self, tokens: tuple[str, ...]) -> None:
-        # Change the dictionary in place, since sessions refer to it.
+        # Change the dictionary in place, since sessions refer to this object.
         self._headers.update(headers_of(tokens[0]))
         self._tokens = tuple(token.encode() for token in tokens)
 
@@ -224,7 +224,9 @@ class ClusterSecret(Followed):
         given = token.encode("utf-8", "surrogateescape")
         # Compare in constant time, so that response times reveal nothing about the secret.
         if not any(hmac.compare_digest(given, token) for token in self._tokens):
-            raise Unauthenticated("the secret must be this cluster's (CLUSTER_SECRET_FILE)")
+            raise Unauthenticated(
+                "the secret is not this cluster's: send the secret in CLUSTER_SECRET_FILE"
+            )
         return _OF_THE_CLUSTER
 
     def reload(self) -> None:

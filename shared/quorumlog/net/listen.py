@@ -27,7 +27,7 @@ _REPORT_EVERY_S: Final = 1.0
 _ACCEPT_TURNS: Final = 3
 """Number of turns of asyncio's event loop from accepting a connection to calling its protocol."""
 _NAMED: Final = 5
-"""Maximum number of items that a log line lists of those that an ending process waits for."""
+"""Maximum number of items in a log line that lists what an ending process waits for."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
@@ -107,7 +107,7 @@ def _take_place(listener: Listener, peer: str) -> Callable[[], None] | None:
     try:
         listener.connections.take(peer)
     except Overloaded:
-        # No answer is possible before the handshake, so a few may complete it, and then get a 429.
+        # A 429 can be sent only after the handshake, so a few refused connections may complete it.
         if listener.refuse():
             return listener.give_refused
         listener.give_refused()
@@ -122,7 +122,7 @@ async def _welcome(
     context: ssl.SSLContext | None,
     give: Callable[[], None],
 ) -> None:
-    """Read a proxy's header and do the TLS handshake, and hand over to aiohttp's protocol."""
+    """Read a proxy's header, do the TLS handshake, and pass the connection to aiohttp's protocol."""
     connection, has_place = listener.connection(), True
     proxies, limit_s = listener.limits.proxies, listener.limits.head_timeout_s
 
@@ -204,7 +204,7 @@ async def _stop_accepting(sockets: asyncio.Server) -> None:
 
 
 def in_words(waits_for: Sequence[str]) -> str:
-    """The first items that a process waits for, and the number of the others, as text."""
+    """The first items that a process waits for, and the number of further items, as text."""
     more = len(waits_for) - _NAMED
     return "; ".join((*waits_for[:_NAMED], *([f"{more} more"] if more > 0 else ())))
 

@@ -28,11 +28,11 @@ _LOOK_S: Final = 5.0
 _WORTH_BYTES: Final = 32 << 20
 """Minimum idle memory that justifies a walk over the whole heap (chosen by judgement)."""
 _LOOKS: Final = 6
-"""Number of checks (half a minute) between trims of even little idle memory. At an earlier trim,
-one small block may have kept a whole page; when that block is freed, idle memory hardly grows. Such
-a trim takes 9 ms for a heap of 600 MB (measured), after a collection of younger objects."""
+"""Number of checks (half a minute) between trims of even little idle memory. One small block may
+have kept a whole page at the previous trim, and freeing the block hardly adds idle memory. Such a
+trim takes 9 ms for a heap of 600 MB (measured), after a collection of younger objects."""
 _YOUNGER, _ALL = 1, 2
-"""Generations to collect. The oldest has most objects, and collecting a million takes 0.2 s."""
+"""Generations to collect. The oldest generation has most objects; a million take 0.2 s."""
 _QUIET: Final = 5
 _BUSY: Final = 3
 """Number of automatic collections in half a minute: at most `_QUIET` if quiet, at least `_BUSY` if
@@ -62,8 +62,9 @@ class _Usage(ctypes.Structure):
 class Heap:
     """The C library's heap.
 
-    `trim` depends on idle memory. The library's free memory also includes memory that the system
-    has got back already, so it would not show a busy time between two checks.
+    `trim` depends on idle memory, not on the library's count of free memory. That count includes
+    memory that was already returned to the system, so it would not show a busy time between two
+    checks.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ def keep_freed() -> None:
 
 
 async def trim_forever() -> None:
-    """Return freed memory periodically, even after a failed check (without free threads, say)."""
+    """Return freed memory periodically, even after a failed check (such as one that got no thread)."""
     try:
         heap = Heap()
     except (AttributeError, OSError):

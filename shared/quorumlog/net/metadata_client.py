@@ -32,7 +32,7 @@ class MetadataClient(MetadataRequests):
     # Ledger metadata.
 
     async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
-        """A ledger's metadata from the primary. With `proof`, it may justify a deletion (rule 18a).
+        """A ledger's metadata from the primary. With `proof`, the answer may justify a deletion (rule 18a).
 
         Raises: NoSuchLedger (`members["deleted"]`: whether it ever existed), MetadataUnavailable.
         """
@@ -159,7 +159,7 @@ class MetadataClient(MetadataRequests):
         shown: Sequence[str] | None = None,
     ) -> tuple[list[LedgerMetadata], int | None]:
         """One page of ledgers by id, and the `after` of the next page (None at the end). `shown`:
-        limits the page to these names (bodies.SHOWN).
+        limits the page to ledgers with these names (bodies.SHOWN).
         """
         query = query_of(limit=limit, after=after, state=state, bookie=bookie, log=log)
         query |= shown_in(shown)

@@ -88,8 +88,8 @@ class MetadataRequests:
         self._deadline_s = deadline_s
         self._try_s = try_s
         self.witnesses: tuple[str, ...] = ()
-        """The witnesses that the database must contain, by the latest answers (rule 18a). In its
-        answer, a service replaces the presented witnesses."""
+        """The witnesses that the database must contain, by the latest answers (rule 18a). A
+        service's answer replaces the witnesses that the request presented."""
 
     async def close(self) -> None:
         """Close the session, unless the caller provided it."""
@@ -110,7 +110,7 @@ class MetadataRequests:
             self._current = (failed + 1) % len(self.urls)
 
     def _remember(self, witnesses: Iterable[str]) -> None:
-        """Add `witnesses` to those that are presented. Above the maximum, drop the oldest."""
+        """Add `witnesses` to the remembered witnesses. Above the maximum, drop the oldest witnesses."""
         self.witnesses = tuple(dict.fromkeys((*self.witnesses, *witnesses)))[-_WITNESSES_MAX:]
 
     async def ask(
@@ -147,8 +147,8 @@ class MetadataRequests:
                 url = self.urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except errors.DatabaseWentBack as error:
-                # Present the lost changes to the next service, which may not know of the loss (rule
-                # 18a).
+                # Present the lost changes to the next service, which may not have detected the loss
+                # (rule 18a).
                 named = error.members.get("witnesses")
                 self._remember(bodies.witnesses_from_header(",".join(named or ())))
                 self._turn(current)
@@ -217,7 +217,7 @@ class MetadataRequests:
             found = _parsed(gives, response.status, answered)
             if found is None:
                 # A program between this process and the service has answered instead (rule 4).
-                raise _Unsettled(errors.UNKNOWN, f"{url}: not the metadata service's answer")
+                raise _Unsettled(errors.UNKNOWN, f"{url}: the answer is not from a metadata service: check the URL")
         else:
             problem = from_answer(response.status, answered, response.headers)
             if isinstance(problem, errors.DatabaseWentBack):
@@ -229,7 +229,7 @@ class MetadataRequests:
                     is_busy=isinstance(problem, errors.MetadataBusy),
                 )
         if proof and not is_proven:
-            raise _Unsettled(errors.NOT_DONE, f"{url}: no proof that the database is the same")
+            raise _Unsettled(errors.NOT_DONE, f"{url}: the answer does not prove that the database has the acknowledged changes")
         if found is not None:
             return found
         assert problem is not None
@@ -249,7 +249,7 @@ class MetadataRequests:
     async def keep_confirmed(self, every_s: float) -> Never:
         """Call `confirm` every `every_s` seconds for ever, to give all services the witnesses."""
         while True:
-            # The service itself reports a database that went back.
+            # If the database went back, the service itself reports it.
             with contextlib.suppress(errors.QuorumLogError):
                 await self.confirm()
             await asyncio.sleep(every_s)
@@ -257,8 +257,8 @@ class MetadataRequests:
     async def changes(self) -> AsyncGenerator[bodies.Change]:
         """Yield changes as they are committed, for ever, without the heartbeats.
 
-        The first change is a `gap`. Another `gap` follows if changes may have been missed, so that
-        metadata which was read earlier may be outdated.
+        The first change is a `gap`. Another `gap` follows if changes may have been missed: metadata
+        read before a `gap` may be outdated.
         """
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, OSError):

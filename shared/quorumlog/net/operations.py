@@ -98,7 +98,7 @@ class Route:
         operation, caller = self.operation, caller_of(request)
         if caller.role is not None and caller.role not in operation.roles:
             allowed = ", ".join(sorted(operation.roles)) or "no role"
-            raise Forbidden(f"the {caller.role} {caller.name} may not do this: only {allowed} may")
+            raise Forbidden(f"the {caller.role} {caller.name} is not allowed to call this operation: only {allowed} is")
         given = parameters.read(
             operation.parameters, request, ignores_unknown=operation.ignores_unknown
         )
@@ -121,7 +121,8 @@ def add_routes(
         for method in methods:
             path = operation.path
             if operation.ignores_unknown:
-                # Below `__ds` the protocol has separate operations, where other methods get 405.
+                # Paths below `__ds` belong to separate operations of the protocol, which reject
+                # other methods with 405.
                 path = f"{path.removesuffix('}')}:(?!__ds/).+}}"
             app.router.add_route(method, path, route.handle, expect_handler=expect_handler)
 
@@ -173,9 +174,9 @@ class Routes(list[Route]):
         is_audited_for_clients: bool = False,
     ) -> Callable[[_H], _H]:
         """Decorate the handler of a route. The operation gets the handler's name, and the first
-        line of the handler's docstring as its summary. It may return any error. `refuses_with`: a
-        body that a refusal may have instead of a problem. Raises: ValueError if no role may call
-        the route.
+        line of the handler's docstring as its summary. The operation may return any error.
+        `refuses_with`: a body that a refusal may have instead of a problem. Raises: ValueError if
+        no role may call the route.
         """
         if not roles:
             raise ValueError(f"{key}: `roles` must name at least one role that may call the route")

@@ -185,7 +185,7 @@ def read(
 
 
 def _query(request: web.Request) -> dict[str, str]:
-    """The query's parameters by name. Raises: BadRequest if one is repeated or not UTF-8."""
+    """The query's parameters by name. Raises: BadRequest if a parameter is repeated or not UTF-8."""
     found: dict[str, str] = {}
     for name, value in request.query.items():
         try:

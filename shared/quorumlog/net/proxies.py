@@ -2,8 +2,9 @@
 
 A proxy names the client in `X-Forwarded-For`, in `Forwarded` (RFC 7239), or in a header at the
 start of the connection (HAProxy's PROXY protocol, versions 1 and 2). Any client can send such
-headers, so only those of trusted proxies count. In a list of addresses, the client's is the last
-one that is not a trusted proxy's, because the client may have made up all earlier ones.
+headers, so only the headers of trusted proxies count. In a list of addresses, the last address that
+does not belong to a trusted proxy is the client's. The client may have made up all earlier
+addresses.
 """
 
 import asyncio
@@ -113,6 +114,6 @@ async def _exactly(proxied: socket.socket, count: int) -> bytes:
     while len(found) < count:
         more = await loop.sock_recv(proxied, count - len(found))
         if not more:
-            raise ConnectionResetError("the connection ended within the PROXY protocol's header")
+            raise ConnectionResetError("the connection ended within the PROXY protocol's header: check the proxy, or PROXIES_SEND")
         found += more
     return found

@@ -23,7 +23,7 @@ _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Vary": "Accept",
 }
-"""Headers of HTML pages. With them, a page loads nothing, runs no script, and can't be framed."""
+"""Headers of HTML pages. A page with these headers loads nothing, runs no script, and can't be framed."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _ids = itertools.count(1)

@@ -2,7 +2,7 @@
 
 A service's `config.py` reads the environment into a frozen subclass of ServiceSettings. Its
 `app.py` builds an application; `add_shared_routes` adds the routes that all services have. Its
-`__main__.py` passes both to `run_service`.
+`__main__.py` passes the settings and the application to `run_service`.
 """
 
 import asyncio
@@ -69,7 +69,9 @@ Ready = Callable[[], Awaitable[None]]
 
 
 class _Drain(NamedTuple):
-    """Functions for a drain: `settle` finishes work in flight; `waits_for` lists the rest."""
+    """Functions for a drain: `settle` finishes work in flight; `waits_for` lists the work that is
+    not finished.
+    """
 
     settle: Callable[[], Awaitable[None]]
     waits_for: Callable[[], Sequence[str]]
@@ -103,8 +105,8 @@ class Listening:
 
 Factory = Callable[[Any], web.Application | Awaitable[Sequence[Listening]]]
 """A function that builds a service's application, which listens at HOST and PORT, from the
-settings. It may build several, in the order in which they begin to listen; they end in reverse
-order."""
+settings. The function may return several applications, which begin to listen in this order and end
+in reverse order."""
 
 
 class ServiceSettings(Settings):
@@ -117,7 +119,7 @@ class ServiceSettings(Settings):
     port: int = Field(ge=1, le=65535)
     """the port at which to listen; other processes are configured with it"""
     advertised_url: str = ""
-    """the URL at which others reach this process; if empty, made from `HOST` and `PORT`"""
+    """the URL at which other processes reach this process; if empty, made from `HOST` and `PORT`"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """the lowest level that is logged"""
     drain_s: float = Field(default=20.0, gt=0)
@@ -205,7 +207,7 @@ class ServiceSettings(Settings):
 
     @property
     def url(self) -> str:
-        """The URL at which others reach this process, without a trailing slash."""
+        """The URL at which other processes reach this process, without a trailing slash."""
         return url_of(self.advertised_url, self.host, self.port, is_tls=self.tls is not None)
 
     @cached_property
@@ -259,7 +261,7 @@ class ServiceSettings(Settings):
 
 
 def url_of(advertised: str, host: str, port: int, *, is_tls: bool) -> str:
-    """The URL at which others reach a listener, without a trailing slash."""
+    """The URL at which other processes reach a listener, without a trailing slash."""
     if advertised:
         return advertised.rstrip("/")
     everywhere = host in ("0.0.0.0", "::")  # noqa: S104
@@ -503,8 +505,8 @@ def _sharing_descriptors(parts: Sequence[Listening]) -> Sequence[Listening]:
 
 
 def _tune_collector() -> None:
-    """Make the cycle collector skip the modules, which live as long as the process, and scan less
-    often, since the objects of requests are freed by reference counting.
+    """Make the cycle collector skip the modules, which live as long as the process. Make it run
+    less often, because reference counting frees the objects of requests.
     """
     gc.collect()
     gc.freeze()

@@ -32,7 +32,7 @@ class ExpectedServer(aiohttp.Fingerprint):
             raise aiohttp.ServerFingerprintMismatch(b"", b"", str(self), 0)
 
     def __str__(self) -> str:
-        """The text for aiohttp's errors."""
+        """The expected server, as text for aiohttp's errors."""
         return f"{self.role} {self.name}".rstrip()
 
 
@@ -79,7 +79,7 @@ async def _ask_a_service(
     """
     if not isinstance(request.ssl, ExpectedServer):
         raise TypeError(f"{request.url}: pass the expected service, ssl=ExpectedServer(…)")
-    # Use the newest headers, because the session keeps those from its creation.
+    # Use the newest headers, because the session keeps the headers from its creation.
     request.headers.update(credentials.headers)
     answer = await handler(request)
     if 300 <= answer.status < 400:

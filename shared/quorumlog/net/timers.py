@@ -78,7 +78,7 @@ class Timers:
         self._armed = None
         now = self._time()
         if self._loop.time() - self._due > STANDSTILL_S and not self._was_late:
-            # The process stood still and read no answers, so first read those that have arrived.
+            # The process stood still and read no answers, so first let it read the answers that have arrived.
             self._was_late = True
             self._arm(now + LOOK_S)
             return
@@ -171,7 +171,7 @@ class HeardClock:
     def __init__(self, difference_s: float = CLOCK_DIFFERENCE_S) -> None:
         self._clock = DatabaseClock(difference_s)
         self._is_doubted = False
-        """Whether the log's last line about this clock reports a doubt."""
+        """Whether the last log line about this clock reported a doubt."""
 
     @property
     def doubt(self) -> str:
@@ -202,7 +202,9 @@ process with only slow steps would wait for a dead bookie for ever."""
 
 
 class Awake:
-    """An event loop's clock of awake time. Invariant: never goes back or ahead of the loop."""
+    """An event loop's clock of awake time. Invariant: it never goes back, and is never ahead of the
+    loop's clock.
+    """
 
     __slots__ = ("__weakref__", "_awake_s", "_loop", "_seen")
 

@@ -5,7 +5,7 @@ sides, and `PeerCertificate` reads a client's identity from the URI in its certi
 (`quorumlog/certificates.py`). A gateway's public listener presents a certificate and requests none.
 
 A new certificate, key or authority takes effect within seconds. Open connections continue, even if
-their certificate has expired. Only those of peers that the authority's file revokes are cut.
+their certificate has expired. Only the connections of peers whose certificates are revoked are cut.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class Tls(Followed):
     def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
         """Refuse any server but the requested service of this cluster. Raises: CertificateError."""
         if self.is_revoked(transport):
-            raise ssl.CertificateError("the server's certificate is revoked")
+            raise ssl.CertificateError("the server's certificate is revoked: issue a new one")
         names = transport.get_extra_info("peercert").get("subjectAltName", ())
         try:
             cluster, server = _identity_of(names)
@@ -132,11 +132,11 @@ class Tls(Followed):
             )
 
     def watch(self, holder: HoldsConnections) -> None:
-        """Abort connections of `holder` whose peers are revoked from now on, while it exists."""
+        """From now on, abort connections of `holder` whose peers' certificates are revoked."""
         self._holders.add(holder)
 
     def reload(self) -> None:
-        """Load the files again. If they are unusable, log it and keep the former certificate."""
+        """Load the files again. If the files are unusable, log the reason and keep the former certificate."""
         try:
             self._load()
         except TlsUnusable as error:
@@ -185,7 +185,7 @@ class PeerCertificate:
     """Identifies callers by their verified certificates. Implements `Authenticator`."""
 
     tls: Tls
-    """This process's certificate. Callers must belong to the cluster that it names."""
+    """This process's certificate. Callers must belong to the certificate's cluster."""
 
     def identify(self, request: web.BaseRequest) -> Identity:
         """The service that a client's certificate names. Raises: Unauthenticated, Forbidden."""
@@ -195,7 +195,7 @@ class PeerCertificate:
             raise Unauthenticated("a client certificate of the cluster is required")
         cluster, identity = _identity_of(certificate.get("subjectAltName", ()))
         if self.tls.is_revoked(transport):
-            raise Forbidden(f"the certificate of {identity.role} {identity.name} is revoked")
+            raise Forbidden(f"the certificate of {identity.role} {identity.name} is revoked: issue a new one")
         if cluster != self.tls.cluster:
             raise Forbidden(
                 f"the certificate must be of cluster {self.tls.cluster}, but is of {cluster}"

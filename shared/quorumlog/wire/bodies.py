@@ -21,7 +21,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.once import Once
 
 HEADS_MAX = 1000
-"""Maximum number of heads in one request, for an answer of 100 KiB (chosen by judgement)."""
+"""Maximum number of ledger heads in one request, for an answer of 100 KiB (chosen by judgement)."""
 
 _SHOWN = r"(logs|ledgers)/([A-Za-z0-9._-]{1,200}\*?|\*)"
 SHOWN = rf"({_SHOWN}(,{_SHOWN}){{0,31}})?"
@@ -54,9 +54,9 @@ def document_of(value: object) -> Any:
 
 
 def received(cls: type[T], data: bytes | str) -> T:
-    """Parse a body or value that another process (or an earlier one of this service) wrote. Fields
-    of a later release are ignored. Requests' bodies are parsed strictly instead, because no part of
-    a request may be ignored.
+    """Parse a body or value from another process, or from an earlier process of this service.
+    Fields of a later release are ignored. Requests' bodies are parsed strictly instead, because no
+    part of a request may be ignored.
     """
     value: T = codec(cls).validate_json(data, extra="ignore")
     return value
@@ -83,12 +83,12 @@ class LedgerChange(Body):
 
 class RowDelete(Body):
     """`DELETE /v1/ledgers/{id}`: replace the metadata by a tombstone if it has this version and
-    attempt. `DELETE /v1/logs/{name}` does the same for a log, whose name is free again then.
+    attempt. `DELETE /v1/logs/{name}` does the same for a log, and frees the log's name.
     """
 
     version: values.Version
     row_attempt: values.AttemptOrNone = ""
-    """The attempt that wrote the metadata, since another history may have the same version."""
+    """The attempt that wrote the metadata: a database that went back may reuse the version."""
     attempt: values.Attempt
 
 
@@ -114,8 +114,8 @@ WITNESSES_MAX: Final = 100
 WITNESS: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{8}"
 """The format of a witness (rule 18a) on the wire and on bookies' disks: the attempt token of an
 acknowledged change, with a checksum that binds it to the cluster. The database must contain the
-token of every witness; otherwise it went back. The metadata service, and bookies for their copies,
-make witnesses.
+token of every witness; otherwise it went back. The metadata service creates witnesses, and bookies
+create witnesses of their copies of metadata.
 """
 
 Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
@@ -189,7 +189,7 @@ class LedgerProof(Body):
     deleted: bool
     """Whether the ledger has a tombstone."""
     lost: tuple[values.Attempt, ...]
-    """Attempts of copies that the database lacks. If there are any, the rest is no proof."""
+    """Attempts of copies that the database lacks. If there are any, the other fields prove nothing."""
 
 
 class LedgerProofs(Body):
@@ -207,7 +207,7 @@ class KeptLedger(Body):
 
 
 class KeptLedgers(Body):
-    """The number of ledgers that bookies keep, and the first ones by id (rule 18c)."""
+    """The number of ledgers that bookies keep, and the first of these ledgers by id (rule 18c)."""
 
     count: Annotated[int, Field(ge=0)]
     ledgers: tuple[KeptLedger, ...]
@@ -220,8 +220,8 @@ class WitnessAccept(Body):
     lost: tuple[values.BookieName, ...] = Field(default=(), max_length=1000)
     """Bookies that need not answer, because they will never return."""
     ledgers: tuple[values.LedgerId, ...] = Field(default=(), max_length=1000)
-    """Ledgers to end by the database's metadata, although it lacks changes that bookies have copies
-    of, so that entries may be lost."""
+    """Ledgers that keep the database's metadata, although bookies have copies of changes that the
+    database lacks. Entries may be lost."""
 
 
 class BookieWitnesses(Body):
@@ -279,7 +279,7 @@ class Cookie(Body):
     incarnation: Annotated[int, Field(ge=0, lt=10**18)]
     cluster_id: values.Text
     instance: values.Text
-    """A random id that is created with the directory, so that each directory has another one."""
+    """A random id that is created with the directory, so that each directory has a different id."""
     directories: tuple[values.Text, ...] = ()
     boots: values.Number = 0
     """The number of starts. A directory with a lower number than its cookie is an old copy."""
@@ -292,7 +292,7 @@ class Cookie(Body):
 
 
 STAND_IN: Final = ""
-"""The instance in a rebuild's cookie for a silent bookie, which no directory has (rule 15b)."""
+"""The instance that a rebuild writes to a silent bookie's cookie. No directory has it (rule 15b)."""
 
 
 class CookiePut(Body):
@@ -332,8 +332,8 @@ class LedgerUse(Body):
     member: values.Member
     state: State
     has_place: bool = True
-    """Whether the member is in an ensemble. Otherwise the member is the target of a repair, or is
-    kept until its successor has a copy of the metadata (rule 20b)."""
+    """Whether the member is in an ensemble. A member outside of all ensembles is the target of a
+    repair, or is kept until its successor has a copy of the metadata (rule 20b)."""
     leaves: bool = False
     """Whether a repair is replacing the member, or has just replaced it."""
     failures: int = 0
@@ -342,7 +342,7 @@ class LedgerUse(Body):
 
 class BookieUses(Body):
     """`GET /v1/bookies/{name}/uses`: the numbers of ledgers and repairs that name a bookie in any
-    incarnation, also as a repair's target, and the `first` of these ledgers by id.
+    incarnation, and the `first` of these ledgers by id. A repair's target counts as named.
     """
 
     bookie: values.BookieName
@@ -395,8 +395,8 @@ class BookieList(Body):
     """Time in seconds for which liveness was recorded without a gap; None if unknown."""
 
     def shows_absence(self, grace_s: float) -> bool:
-        """Whether liveness has been recorded for `grace_s`. If not, a missing heartbeat is no proof
-        (rule 21).
+        """Whether liveness has been recorded for `grace_s`. If not, a missing heartbeat does not
+        prove that a process is dead (rule 21).
         """
         return not self.stale and self.liveness_age_s is not None and self.liveness_age_s >= grace_s
 

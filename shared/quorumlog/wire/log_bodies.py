@@ -29,8 +29,8 @@ class LogCreateBody(Body):
     `log-exists`, or 404 if the log was deleted.
 
     With `fork`, the log (empty in `row`) begins with the source's records below an offset. These
-    records must be in CLOSED ledgers. 404 `no-such-log` if there is no source; 422 `invalid` if the
-    source has an open ledger there.
+    records must be in CLOSED ledgers. 404 `no-such-log` if the source does not exist; 422 `invalid`
+    if one of these ledgers is open.
     """
 
     row: LogMetadata
@@ -57,8 +57,8 @@ class Done(Body):
 
 
 DELETED_WITH_LOG_MAX: Final = 1000
-"""Maximum number of ledgers that a transaction deletes with their log, so that it ends before the
-statement's deadline. Gateways delete a longer log's older ledgers later (chosen by judgement)."""
+"""Maximum number of ledgers that one transaction deletes with their log, because more could
+miss the statement's deadline. Gateways delete further ledgers later (chosen by judgement)."""
 
 
 class LogListBody(Body):
@@ -69,8 +69,9 @@ class LogListBody(Body):
 
 
 class SharedAsk(Body):
-    """`POST /v1/shared-ledgers`: requests the ledgers that forks name. Once a ledger's own log no
-    longer names it, a "no" is final, since forks get only ledgers of their source (rule 27a).
+    """`POST /v1/shared-ledgers`: requests the ledgers that forks name. Forks get only ledgers that
+    their source still names. So once a ledger's own log no longer names it, the answer that no fork
+    names it is final (rule 27a).
     """
 
     ledgers: tuple[LedgerId, ...] = Field(max_length=LOG_LEDGERS_MAX)
@@ -100,8 +101,9 @@ the purpose of a ledger that no append wrote."""
 
 
 class TransactionBeginBody(Body):
-    """`POST /v1/transactions`: begins a transaction, or returns the one of this app and version.
-    The caller chooses `id` at random, so that a retry begins no second transaction.
+    """`POST /v1/transactions`: begins a transaction, or returns the existing transaction of this
+    app and version. The caller chooses `id` at random, so that a retry begins no second
+    transaction.
     """
 
     id: TransactionId

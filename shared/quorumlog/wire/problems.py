@@ -21,7 +21,7 @@ STANDARD: Final = frozenset(
 )
 """Members of a document that are fields of an error; all others are the error's `members`."""
 _NOT_PASSED_ON: Final = (429, 502, 503, 504)
-"""Statuses from a load balancer that can't reach a gateway now or in time."""
+"""Statuses that a load balancer sends if it can't reach a gateway, or not in time."""
 _RETRY_AFTER_S_MAX: Final = 86_400
 """Maximum of a parsed `Retry-After`, above any client's deadline (chosen by judgement)."""
 _DETAIL_CHARS_MAX: Final = 2000
@@ -70,7 +70,7 @@ def to_bytes(error: errors.QuorumLogError, instance: str | None = None) -> bytes
 def from_document(document: Mapping[str, Any]) -> errors.QuorumLogError:
     """The error that a problem document describes.
 
-    For an unknown code, such as a newer server's, it is of the base class with that code.
+    For an unknown code, such as a newer server's, the error has that code and the base class QuorumLogError.
     """
     code = str(document.get("code", errors.QuorumLogError.code))
     cls = errors.by_code(code)
@@ -100,10 +100,11 @@ def from_answer(
 ) -> errors.QuorumLogError:
     """The error for an answer of status 300 or higher from the server at `url`. Never raises.
 
-    The outcome is unknown for a redirect, or for a body that is not a problem document, such as a
-    proxy's. A status from a program between client and server proves nothing (rule 4). With a
-    `url`, such an error is ConnectionLost if a load balancer reaches no gateway, otherwise
-    NotAGateway. Without a `url`, it is of the base class.
+    If the answer is a redirect, or has a body that is not a problem document, the outcome is
+    unknown. A program between client and server, such as a proxy, may have sent the answer, so its
+    status proves nothing (rule 4). With a `url`, the error for such an answer is ConnectionLost if
+    a load balancer reaches no gateway, otherwise NotAGateway. Without a `url`, the error is a
+    QuorumLogError.
     """
     try:
         document = json.loads(body)

@@ -32,7 +32,7 @@ NOT_REBUILT: Final = (
     "the audit log",
     "tokens of other changes",
 )
-"""Data that no bookie stores and no rebuild restores; consequences: docs/guides/rebuild.md."""
+"""Data that no bookie stores and no rebuild restores (docs/guides/rebuild.md explains the effects)."""
 
 
 class HeldRows(Body):
@@ -78,16 +78,16 @@ class RebuildAsk(Body):
     """`POST /v1/rebuild`: write the metadata that is proven by bookies' copies."""
 
     dry_run: bool = False
-    """Whether only to report the metadata that would be written."""
+    """Whether the rebuild only reports the metadata that it would write."""
     take_over: bool = False
     """Whether the lost database is gone for ever. Its changes that bookies have witnesses of are
-    then accepted as lost, and an empty database becomes the bookies' cluster's."""
+    then accepted as lost. An empty database then belongs to the bookies' cluster."""
     bookies: tuple[Text, ...] = Field(default=(), max_length=10_000)
-    """URLs of further bookies, which are neither registered nor waiting for it."""
+    """URLs of further bookies, which are neither registered nor waiting for the rebuild."""
     without: tuple[BookieName, ...] = Field(default=(), max_length=10_000)
     """Bookies that an operator declares gone for ever, for which the rebuild does not wait."""
     after: LedgerId | None = None
-    """Where to continue: only ledgers with ids above this one are written."""
+    """The id after which to continue: only ledgers with higher ids are written."""
 
 
 class AskedBookie(Body):
@@ -126,7 +126,7 @@ class RebuildReport(Body):
     sealed_passwords: int
     """Number of written ledgers with a password, whose keys only the password restores."""
     holes: int
-    """Number of ledgers within or at the end of logs without metadata, so that reads there fail."""
+    """Number of ledgers without metadata in the middle or at the end of a log: reads of them fail."""
     cookies: tuple[Text, ...]
     """Bookies whose cookies were written."""
     next_ledger_id: int
@@ -138,8 +138,8 @@ class RebuildReport(Body):
 
 
 class RebuildLine(Body):
-    """A line in the answer to a rebuild, or to an acceptance, which checks the same ledgers. Lines
-    show progress; the last line has a report, a state or an error.
+    """A line of the answer to a rebuild, or to the acceptance of a loss (which checks the same
+    ledgers). Lines show progress; the last line has a report, a state or an error.
     """
 
     phase: Literal["survey", "ledgers", "logs"] | None = None
@@ -151,7 +151,7 @@ class RebuildLine(Body):
     """The id up to which ledgers are written: the `after` to continue the rebuild with."""
     report: RebuildReport | None = None
     state: WitnessState | None = None
-    """The result of an acceptance."""
+    """The result of the acceptance of a loss."""
     error: Text | None = None
     code: Text | None = None
     """The error's code, if it has one."""
@@ -172,8 +172,9 @@ Range = Annotated[
 
 
 class DigestsAsked(Body):
-    """`POST /v1/ledgers/{id}/digests` of a bookie: ranges to digest, so that replicas are compared
-    without sending entries. The callers are autorecovery and gateways that accept a loss.
+    """`POST /v1/ledgers/{id}/digests` of a bookie: ranges to digest, so that callers can compare
+    replicas without reading the entries. The callers are autorecovery and gateways that accept a
+    loss.
     """
 
     ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
@@ -188,7 +189,7 @@ class DigestsAsked(Body):
 class RangeDigest(Body):
     """SHA-256 over ledger, entry id, length and payload of the stored entries of a range.
 
-    LACs and authentication codes are left out, because a recovery writes an entry with new ones.
+    LACs and authentication codes are left out, because a recovery rewrites entries with new LACs and codes.
     """
 
     first: int

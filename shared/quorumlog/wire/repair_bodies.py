@@ -99,8 +99,8 @@ class RepairProgress(RangesBody):
     """`POST /v1/repairs/{ledger_id}/{member}/progress`: the member durably has `ranges` now.
 
     The answer has the remaining ranges; if there are none, the service deletes the item. 412 if the
-    item has changed since the claim. New gaps may then be in copied ranges, so a worker that is
-    still `current.worker` starts over.
+    item has changed since the claim. After such a change, ranges that were already copied may have
+    gaps again, so a worker that is still `current.worker` starts over.
     """
 
     worker: Holder
@@ -165,7 +165,8 @@ class LeaseTake(Body):
 
 class Lease(Body):
     """The current holder of a lease, which the caller compares with itself. `token` grows with each
-    new holder, to distinguish it from former ones. Leases only avoid conflicts.
+    new holder, to distinguish the holder from former holders. Leases only make conflicts rare:
+    correctness does not depend on them.
     """
 
     name: Text

@@ -19,7 +19,7 @@ from quorumlog.wire.problems import from_document, to_document
 R = TypeVar("R", bound=Row)
 _VERSION: Final = 1
 _Convert = Callable[[Any], Any] | None
-"""A function that converts a value to or from JSON; None if both are the same."""
+"""A function that converts a value to or from JSON; None if no conversion is needed."""
 
 
 class BadRows(ValueError):

@@ -1,8 +1,8 @@
 """The format of the copies of ledger metadata that bookies store for a rebuild (rule 18b).
 
-A copy is the metadata as JSON, without secrets. The salt and a digest of the access key, which a
-copy has, suffice to check a password, from which the MAC key can be derived again. Bookies have the
-ledger key in any case.
+A copy is the metadata as JSON, without secrets. It contains the salt and a digest of the access
+key, which suffice to check a password. The MAC key can be derived from the password again. The
+ledger key need not be in the copy, because bookies store it anyway.
 """
 
 import re

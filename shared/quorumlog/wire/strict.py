@@ -2,8 +2,8 @@
 
 orjson rejects NaN, invalid UTF-8 and lone surrogates, but keeps the last of two equal keys, and
 turns an integer beyond 64 bits into a float. Two parsers could then read different requests, so
-this module rejects both. It detects equal keys by counting quotes, because a dropped key is a
-string that the text has and the value lacks.
+this module rejects both. orjson drops one of two equal keys, so the text has more quotes than
+the value's strings need. The module compares the two counts.
 
 A float preserves neither all digits of a decimal nor its form: 1.10 would become 1.1. Therefore a
 value with a float is parsed again (`exact`) before it is stored, so that decimals keep their text.
@@ -29,9 +29,9 @@ such mark, and takes at most 80 bytes of memory for each. Parsing them takes 50 
 """
 _MARKS: Final = b",:[{"
 _BYTES_A_MARK: Final = 256
-"""Number of bytes per mark from which marks are searched for instead of counted."""
+"""A text with at least this number of bytes per mark is searched for marks, not counted."""
 _SAMPLE_BYTES: Final = 4096
-"""Size of the sample that shows whether a text has so few marks."""
+"""Size of the sample by which the density of marks in a text is estimated."""
 _TOKENS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([,:\[{])', re.DOTALL)
 _INTEGER_CHARS: Final = 40
 """Number of digits that suffice to detect an integer beyond 64 bits."""
@@ -96,8 +96,9 @@ def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX, *, count: int | N
 
 
 def kept(data: bytes | bytearray, use: Callable[[Any], T], *, count: int | None = None) -> T:
-    """Return the result of `use` for a text's value, for storing. `use` checks the count of
-    strings. If it raises HasDecimals, it is called with the `exact` value. `count`: as in `loads`.
+    """Parse a text, and return the result of `use` for the parsed value, which the caller stores.
+    `use` must call `check_strings`. If `use` raises HasDecimals, it is called again with the
+    `exact` value. `count`: as in `loads`.
 
     Raises: BadRequest, InvalidRequest.
     """
@@ -123,7 +124,7 @@ def exact(data: bytes | bytearray) -> Any:
 
 
 def check(data: bytes | bytearray, value: Any) -> None:
-    """Raise BadRequest if `value` lacks a part of `data`, other than the form of decimals."""
+    """Raise BadRequest unless `value` contains all of `data`, apart from the form of decimals."""
     try:
         count = count_strings(value)
     except HasDecimals:
@@ -140,7 +141,7 @@ def check_strings(data: bytes | bytearray, count: int) -> None:
     else:
         quotes = data.count(b'"')
     if quotes != 2 * count:
-        raise BadRequest("the body is not strict JSON: an object has a key twice")
+        raise BadRequest("the body is not strict JSON: an object has a key twice; send each key once")
 
 
 def count_strings(value: Any) -> int:

@@ -14,7 +14,7 @@ from quorumlog.protocol.values import ATTEMPT, Attempt, Key
 from quorumlog.wire.bodies import Body, received
 
 GRANTS_MAX: Final = 32
-"""Maximum number of grants of a token, since a request may be compared with all (by judgement)."""
+"""Maximum number of grants of a token: a request may be compared with each (by judgement)."""
 EXPIRES_IN_S_MAX: Final = 10 * 365 * 24 * 3600
 
 TOKEN_ID: Final = "[0-9a-f]{16}"  # noqa: S105
@@ -97,7 +97,7 @@ class IssuedToken(Body):
 
 
 TARGET_CHARS_MAX: Final = 300
-"""Maximum length of a target, above that of any existing name; a longer one is cut."""
+"""Maximum length of a target, above that of any existing name; a longer target is cut."""
 
 _Text = Annotated[str, StringConstraints(max_length=TARGET_CHARS_MAX)]
 
