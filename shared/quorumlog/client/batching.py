@@ -119,7 +119,7 @@ class Batcher(Generic[P, A, R]):
         self._bytes = 0
         self._count = 0
         self._turn = asyncio.Lock()
-        """The first append that waits for room holds this lock; others wait for it in order."""
+        """The first append that waits for room holds this lock; later appends wait for the lock in order."""
         self._waiting_count = 0
         self._posted: list[Submission[P, R]] = []
         """Submissions from other threads that are not queued yet."""
@@ -257,7 +257,7 @@ class Batcher(Generic[P, A, R]):
         if self._idle.is_set():
             self._idle.clear()
             # A task that is cancelled before its first step runs none of its code, not even a
-            # `finally`. But its callbacks are always called.
+            # `finally`. But the callbacks of a task are always called.
             self._transport.start(self._run()).add_done_callback(self._ended)
 
     async def flush(self) -> None:
@@ -402,7 +402,7 @@ class Batcher(Generic[P, A, R]):
         return None
 
     def _fail_queued(self, cause: errors.QuorumLogError) -> None:
-        """Fail the submissions that are queued behind a failed request. None of them was sent."""
+        """Fail the submissions that are queued behind a failed request. None of these submissions was sent."""
         while self._queue:
             submission = self._queue.popleft()
             self._left_queue(submission.size, len(submission.payloads))
@@ -412,7 +412,7 @@ class Batcher(Generic[P, A, R]):
 
 def _not_sent(cause: errors.QuorumLogError) -> errors.QuorumLogError:
     error = cause.with_outcome(errors.NOT_DONE)
-    error.add_note("not sent, because the append before it failed")
+    error.add_note("this append was not sent, because the append before it failed")
     return error
 
 

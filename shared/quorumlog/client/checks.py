@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def check_process(pid: int) -> None:
-    """Raise ClientClosed unless process `pid`, which opened the client, is this one. A forked child
-    has copies of the client's locks and connections, but no thread that uses them.
+    """Raise ClientClosed unless process `pid`, which opened the client, is the current process. A
+    forked child has copies of the client's locks and connections, but no thread that uses them.
     """
     if os.getpid() != pid:
         raise ClientClosed(

@@ -18,8 +18,8 @@ Shown = dict[str, Any]
 
 
 class Client:
-    """The client of one cluster's gateways. Use it in `async with`: the end of the block waits for
-    appends that are under way, or cancels them if the block raised an exception.
+    """The client of one cluster's gateways. Use a client in `async with`: the end of the block
+    waits for appends that are under way, or cancels them if the block raised an exception.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class Client:
         compression: str | None = None,
     ) -> None:
         """`urls`: one or more gateways, as http://host:port. When a gateway fails, the client uses
-        the next one.
+        the next gateway.
 
-        `token`: an access token, where the gateways require one. For tokens that expire soon, pass
+        `token`: an access token, if the gateways require tokens. For tokens that expire soon, pass
         a function that returns the current token: it is called for each request, and must not
         block. `deadline_s`: seconds for one call with all its retries. `batching`: how appends are
         batched. `compression`: `gzip` or `zstd` (which needs the extra `zstd`) compresses requests
@@ -93,7 +93,7 @@ class Client:
             "DELETE",
             f"/v1/ledgers/{checks.offset('ledger_id', ledger_id)}",
             headers=with_password(password),
-            # A retry that gets 404 could not know whether this caller's request deleted the ledger.
+            # If a retry got 404, it would be unclear whether this call or another client deleted the ledger.
             is_repeatable=False,
         )
 

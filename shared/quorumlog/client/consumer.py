@@ -144,8 +144,9 @@ class Consumer:
                     yield record
 
     def records(self, *, follow: bool = True) -> Paged[LogRecord]:
-        """Yield the records after the last record passed to `taken`, until the log is closed or, without
-        `follow`, until its end. Before `commit`, call `taken` with the last processed record.
+        """Yield the records after the last record passed to `taken`, until the log is closed.
+        Without `follow`, stop at the log's end. Before `commit`, call `taken` with the last
+        processed record.
         """
         return Paged(self._pages(follow=follow))
 

@@ -146,7 +146,7 @@ class Ledger:
             first = page.next
 
     def tail(self, first: int = 0) -> Paged[Entry]:
-        """Yield entries, including new ones once confirmed, until the ledger is closed. Never fences."""
+        """Yield entries, and new entries once they are confirmed, until the ledger is closed. Never fences."""
         return Paged(self._tail(checks.offset("first", first)))
 
     async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:

@@ -405,7 +405,7 @@ class Log:
         return cast("LogInfo", await self._call("GET", ""))
 
     async def roll(self) -> dict[str, Any]:
-        """Roll: close the log's open ledger and continue in a new one."""
+        """Roll: close the log's open ledger and continue in a new ledger."""
         return await self._call("POST", "/roll")
 
     async def truncate(self, before: int, *, created_at: str | None = None) -> dict[str, Any]:

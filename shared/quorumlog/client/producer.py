@@ -36,9 +36,9 @@ class Producer:
     Invariants: `seq` is the sequence number of the next request. A request whose outcome is unknown
     keeps its number, and no other records are sent under that number. `since` is the log's end
     before this producer's first request. With `since`, a log that has forgotten producers can
-    distinguish a new producer from a forgotten one. Once known, `since` never changes; while it is
-    None, requests do not carry it. A producer that has read `since` from a log appends only to this
-    log, not to a later log with the same name.
+    distinguish a new producer from a forgotten producer. Once known, `since` never changes; while
+    it is None, requests do not carry it. A producer that has read `since` from a log appends only
+    to this log, not to a later log with the same name.
     """
 
     producer_id: str
@@ -70,7 +70,7 @@ class Producer:
         """Append records at consecutive offsets, all or none, exactly once.
 
         Appends that are made while a request is under way share the next request, in the order of
-        the calls. After an error whose outcome is unknown, repeat the same call. If its records
+        the calls. After an error whose outcome is unknown, repeat the same call. If the records
         shared a request with other appends, the repeated call raises Unsettled, and `settle`
         returns where the records are. `expect`: the offset that the first record must get, unless
         an earlier request appended the records. Otherwise UnexpectedOffset is raised, and nothing
@@ -122,7 +122,7 @@ class Producer:
                 self._created_at,
             )
         except QuorumLogError as error:
-            # If the caller gave the epoch, another process may have sent this request before.
+            # If the caller chose the epoch, another process may have sent this request before.
             may_be_anothers = isinstance(error, ExpiredProducer) and self._read_since is None
             if error.outcome == NOT_DONE and not may_be_anothers and self._open is None:
                 raise

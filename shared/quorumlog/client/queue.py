@@ -186,7 +186,7 @@ class Worker:
         self._extending: asyncio.Task[None] | None = None
 
     async def next(self) -> Job | None:
-        """Acknowledge the previous job, and return the next one, or None if none arrives for `wait_s`."""
+        """Acknowledge the previous job, and return the next one, or None if no job arrives for `wait_s`."""
         done, self._job = [] if self._job is None else [self._job], None
         if self._ahead:
             await self._queue.ack(*done)

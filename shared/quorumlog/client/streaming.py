@@ -164,7 +164,7 @@ class AppendStream:
 
 
 def _shown(reported: str | None) -> dict[str, Any]:
-    """Parse an answer of a socket. Raises: QuorumLogError if it is an error or malformed."""
+    """Parse an answer of a socket. Raises: QuorumLogError if the answer is an error or malformed."""
     if reported is None:
         raise ConnectionLost("the WebSocket was closed during an append", outcome=UNKNOWN)
     try:

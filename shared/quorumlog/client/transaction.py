@@ -12,7 +12,7 @@ from quorumlog.errors import UnexpectedEntryId
 
 
 class TransactionLedger:
-    """A ledger of a transaction. One task attempt writes and closes it.
+    """A ledger of a transaction. One task attempt writes and closes the ledger.
 
     Invariant: one append is under way at a time, and `entries` is the id of the next entry. So the
     server recognizes a retried append by `expect`, and stores the entry only once.

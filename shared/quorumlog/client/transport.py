@@ -60,7 +60,7 @@ _BACKOFF_MAX_S: Final = 2.0
 _CONNECT_S: Final = 5.0
 """Connect timeout, so that a dead machine does not use up the deadline (chosen by judgement)."""
 _ATTEMPT_S: Final = 20.0
-"""How long one gateway may take for a repeatable request before the client tries the next one."""
+"""How long one gateway may take for a repeatable request before the client tries the next gateway."""
 
 STREAMS_MAX: Final = 32
 """Maximum WebSockets of one client, since clients share a gateway's connection limit."""
@@ -174,8 +174,9 @@ class Transport:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the `async with`, cached: in Python 3.11 `asyncio.get_running_loop`
-        makes a system call, which costs more than the rest of an append. Raises: ClientClosed.
+        """The event loop of the `async with` block, cached: in Python 3.11
+        `asyncio.get_running_loop` makes a system call, which costs more than the rest of an append.
+        Raises: ClientClosed.
         """
         self.check_open()
         return self._loop

@@ -367,5 +367,5 @@ class Connector(aiohttp.TCPConnector, ABC):
         return made
 
     def _get_ssl_context(self, req: ClientRequest) -> SSLContext | None:
-        """The newest context. (aiohttp would keep the first one.)"""
+        """The newest context. (aiohttp would keep the first context.)"""
         return self.context() if req.is_ssl() else None

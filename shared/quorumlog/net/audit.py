@@ -143,7 +143,7 @@ def current() -> Audited | None:
 
 
 def name_target(target: str) -> None:
-    """Set the target of the request that is being handled, if its path does not name it."""
+    """Set the target of the request that is being handled, if the path does not name the target."""
     if (found := current()) is not None:
         found.target = target
 

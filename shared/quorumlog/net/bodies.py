@@ -44,14 +44,14 @@ async def read(request: web.Request) -> bytes:
                 total += len(chunk)
                 receiving.bytes += len(chunk)
                 if total > bytes_max:
-                    raise TooLarge(f"the body has more than {bytes_max} bytes, which is the limit")
+                    raise TooLarge(f"the body is larger than the limit of {bytes_max} bytes")
                 if receiving.bytes > BODIES_BYTES_MAX:
                     raise Overloaded("too many bodies are being received: retry later")
                 chunks.append(chunk)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {BODY_S:g} s") from None
     except web.RequestPayloadError as error:
-        raise BadRequest("the body has an invalid transfer encoding, or ended early") from error
+        raise BadRequest("the body has an invalid transfer encoding, or ended early: send a complete body") from error
     finally:
         receiving.bytes -= total
     return b"".join(chunks)

@@ -290,7 +290,7 @@ class Channel:
                 self._in_flight_bytes -= request.size
                 silent.append(request)
         if any(request.deadline - self._limits.slow_s > self._heard_at for request in silent):
-            # No message since a slow request was sent: the peer has gone without closing.
+            # No message has arrived since a slow request was sent: the peer is gone.
             task = self._task
             if task is not None and self.is_open:
                 task.cancel()

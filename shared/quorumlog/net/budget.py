@@ -2,7 +2,7 @@
 
 One peer may use seven eighths of a budget, since all clients behind a load balancer or on one
 machine have one address. The last eighth is reserved for peers that use less than their share, so
-that a greedy peer leaves room for others.
+that a greedy peer leaves room for other peers.
 """
 
 import ipaddress
@@ -62,7 +62,7 @@ class Budget:
             raise Overloaded(f"too many {self._what}: the limit is {self._limit} ({self._setting})")
         if self._of.get(peer, 0) + count > self._share:
             raise Overloaded(
-                f"too many {self._what} from one address while others need the rest:"
+                f"too many {self._what} from one address while other addresses need the rest:"
                 f" the limit per address is {self._share} (PEER_{self._setting})"
             )
 

@@ -122,7 +122,7 @@ UPGRADES: Final = web.AppKey("upgrades", bool)
 
 def is_followed(request: web.Request) -> bool:
     """Whether bytes followed a request's head. aiohttp's parser drops some bytes after a request
-    for an upgrade, and parses the others as HTTP.
+    for an upgrade, and parses the remaining bytes as HTTP.
     """
     connection = request.protocol
     if not isinstance(connection, Connection):
@@ -236,7 +236,7 @@ class Connection(DirectConnection):
             if 2 * self._chunked_bytes > 3 * content.total_bytes + free and not content.is_eof():
                 # Refuse the body, because each chunk costs as much CPU as some hundred bytes.
                 self._is_dropping = True
-                self.break_body(request, web.RequestPayloadError("the chunks are too small"))
+                self.break_body(request, web.RequestPayloadError("the body's chunks are too small: send larger chunks"))
                 return
             part = data[start : start + _CHUNKS_READ_BYTES]
             self._chunked_bytes += len(part)
@@ -308,7 +308,7 @@ class Connection(DirectConnection):
         Raises: ConnectionError if the client can't get an answer, which ends the connection.
         """
         if isinstance(exc, ConnectionError) and self._is_gone():
-            # A client's disconnect is no error; a handler's own broken connection may be one.
+            # If the client disconnected, there is nobody to answer. Otherwise it is the handler's own failure.
             raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("the response has already begun, so no error can be sent")
@@ -399,7 +399,7 @@ class _Refusal(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._end)
 
     def data_received(self, data: bytes) -> None:  # noqa: ARG002
-        """Answer the first bytes of a request, and drop all others."""
+        """Answer when the first bytes of a request arrive, and drop all further bytes."""
         if not self._is_answered:
             self._answer()
             if self._transport.can_write_eof():  # not over TLS: the timer ends such a connection

@@ -82,7 +82,7 @@ class Quarantine:
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""Interval of refreshes, equal to that of bookies' heartbeats (docs/protocol.md, Times)."""
+"""Interval of refreshes, equal to the interval of heartbeats (docs/protocol.md, Times)."""
 
 
 @dataclass(eq=False)
@@ -138,7 +138,7 @@ class Directory:
         return tuple(sorted(order, key=lambda member: order[member]))
 
     def census(self) -> str:
-        """The numbers of bookies by state, for messages, since not all live ones accept entries."""
+        """The numbers of bookies by state, for messages, since not all live bookies accept entries."""
         states = Counter(bookie.state for bookie in self.bookies)
         lost = states.pop("lost", 0)
         live = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
@@ -175,7 +175,7 @@ class Directory:
     def new_ensemble(
         self, size: int, *, degraded_ack: tuple[int, int] | None = None
     ) -> tuple[tuple[str, ...], bool] | None:
-        """An ensemble for a new ledger, and whether it is degraded; None without enough bookies.
+        """An ensemble for a new ledger, and whether it is degraded; None if too few bookies are live.
 
         With `degraded_ack` (write quorum, ack quorum), absent members may complete the ensemble if
         every write set reaches its ack quorum with live members (rule 29).
@@ -183,7 +183,7 @@ class Directory:
         zones = self._zones()
         live = self.writable()
         healthy = [m for m in live if not self.quarantine.contains(member_name(m))]
-        # Try without quarantined members first, so that none is chosen only because of its zone.
+        # Try without quarantined members first, so that no such member is chosen only for its zone.
         for members in (healthy, live):
             chosen = placement.ensemble(size, members, zones)
             if chosen is not None:

@@ -220,7 +220,7 @@ async def conclude(
             return await end
     except TimeoutError as error:
         raise errors.RecoveryBlocked(
-            "the recovery or repair did not end in time",
+            "the recovery or repair did not end in time: retry",
             ledger_id=ledger_id,
             outcome=errors.UNKNOWN,
         ) from error
@@ -232,8 +232,8 @@ async def conclude(
 
 def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
     """Send bookies copies of the committed metadata `row`. The future never fails; its result is
-    the number of bookies that confirmed a copy. It is done when enough bookies have confirmed, or
-    after twice the deadline of an add.
+    the number of bookies that confirmed a copy. The future is done when enough bookies have
+    confirmed, or after twice the deadline of an add.
     """
     sending = _Spread(row, ports)
     sending.begin()

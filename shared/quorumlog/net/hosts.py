@@ -27,7 +27,7 @@ _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 
 class Hosts:
     """The hosts that a process accepts: loopback names, IP addresses, the advertised host, and
-    configured ones. A `Host` with an IP address is safe, since DNS rebinding requires a name.
+    configured hosts. A `Host` with an IP address is safe, since DNS rebinding requires a name.
     """
 
     def __init__(self, url: str = "", allowed: Iterable[str] = ()) -> None:

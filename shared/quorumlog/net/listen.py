@@ -103,7 +103,7 @@ async def _accept_all(
 
 
 def _take_place(listener: Listener, peer: str) -> Callable[[], None] | None:
-    """Count a connection before its handshake. Returns a function to undo it; None if refused."""
+    """Count a connection before its handshake. Returns a function to undo the count; None if refused."""
     try:
         listener.connections.take(peer)
     except Overloaded:
@@ -194,7 +194,7 @@ async def listening(
 
 
 async def _stop_accepting(sockets: asyncio.Server) -> None:
-    """Close a server once all accepted connections have protocols; asyncio would leak the rest."""
+    """Close a server once all accepted connections have protocols: asyncio leaks those without one."""
     loop = asyncio.get_running_loop()
     for each in sockets.sockets:
         loop.remove_reader(each)

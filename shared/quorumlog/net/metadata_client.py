@@ -86,7 +86,7 @@ class MetadataClient(MetadataRequests):
             proof.ledger_id if proof.row is None else proof.row.ledger_id for proof in proofs
         ]  # fmt: skip
         if reported != [each.ledger_id for each in asked]:
-            raise errors.MetadataUnavailable("the answer is about other ledgers than the request")
+            raise errors.MetadataUnavailable("the answer contains other ledgers than the request")
         return proofs
 
     async def create(
@@ -95,8 +95,8 @@ class MetadataClient(MetadataRequests):
         """Create a ledger. For a negative `draft.ledger_id`, the service assigns the next free id.
         A late copy of the client's request `once` returns the ledger of the first copy.
 
-        Raises: LedgerExists, InvalidRequest, MetadataUnavailable. If its outcome is unknown, a try
-        may have arrived, and the same attempt may be sent again.
+        Raises: LedgerExists, InvalidRequest, MetadataUnavailable. If the error's outcome is
+        unknown, a try may have arrived; the caller may then repeat the attempt.
         """
         body = bodies.LedgerCreateBody(row=draft, attempt=attempt or new_attempt(), once=once)
         return await self.ask("POST", "/v1/ledgers", body, gives=LedgerMetadata)

@@ -4,8 +4,8 @@ Each call tries the services in turn until one answers or the call's deadline pa
 carries an attempt token, so the client can repeat a try whose answer was lost, and gets the outcome
 of the first try (rule 6).
 
-The client also remembers witnesses (proofs of acknowledged changes). It presents these witnesses
-with each change, and with each read before a deletion (rule 18a).
+The client also remembers witnesses (proofs of acknowledged changes). The client presents these
+witnesses with each change, and with each read before a deletion (rule 18a).
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _PAUSE_S: Final = (0.02, 1.0)
 _SILENCE_S: Final = 15.0
 """Silence of three heartbeats, after which a stream of changes counts as broken."""
 _WITNESSES_MAX: Final = 10 * bodies.WITNESSES_MAX
-"""Maximum number of remembered witnesses, above that of changes in flight (chosen by judgement)."""
+"""Maximum number of remembered witnesses, above the number of changes in flight (by judgement)."""
 _LINE_BYTES_MAX: Final = 1 << 16
 _SERVER: Final = ExpectedServer(Role.METADATA)
 

@@ -199,7 +199,7 @@ def _query(request: web.Request) -> dict[str, str]:
 
 
 def _header(request: web.Request, name: str) -> str:
-    """The value of a header that is present. Raises: BadRequest if it is repeated or not UTF-8."""
+    """The value of a header that is present. Raises: BadRequest if the header is repeated or not UTF-8."""
     values = request.headers.getall(name)
     if len(values) > 1:
         raise BadRequest(f"the header {name} is repeated: send it once")

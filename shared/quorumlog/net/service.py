@@ -368,7 +368,7 @@ def check_caller(request: web.Request) -> None:
 async def answers_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give each request its id, and turn errors into problem documents.
 
-    All services except the gateway, which has its own middleware, use this one.
+    All services use this middleware, except the gateway, which has its own.
     """
     instance = responses.request_id(request.headers.get(header.REQUEST_ID))
     request[responses.REQUEST_ID] = instance

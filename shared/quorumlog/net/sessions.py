@@ -37,7 +37,7 @@ class ExpectedServer(aiohttp.Fingerprint):
 
 
 class _Connector(Connector):
-    """Connects with this process's newest certificate, and makes its guard check each server."""
+    """Connects with this process's newest certificate. The credentials' guard checks each server."""
 
     def __init__(self, credentials: Credentials) -> None:
         super().__init__(limit=0)

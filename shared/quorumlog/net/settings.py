@@ -276,7 +276,7 @@ def _text_of(name: str, field: FieldInfo, environ: Mapping[str, str]) -> str:
 
 
 def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterator[str]:
-    """Warnings about probably misspelled settings, and about secret files that others may read."""
+    """Warnings about probably misspelled settings, and secret files that other users can read."""
     fields = {name.upper(): field for name, field in model.model_fields.items()}
     secrets = {f"{name.upper()}_FILE" for name in _secrets_of(model)}
     known = {*fields, *secrets}

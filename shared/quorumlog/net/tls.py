@@ -70,7 +70,7 @@ class Tls(Followed):
         self._own: tuple[str | None, datetime] | None = None
         """The URI and the expiry of the certificate in use; None before the first is loaded."""
         self._load()
-        # Listeners keep their first context, so each handshake switches to the newest one. The
+        # Listeners keep their first context, so each handshake switches to the newest context. The
         # first context is not changed in place, since authorities can't be removed from a context.
         self.server = _server_context(files)
         self.server.sni_callback = self._switch

@@ -114,8 +114,8 @@ WITNESSES_MAX: Final = 100
 WITNESS: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{8}"
 """The format of a witness (rule 18a) on the wire and on bookies' disks: the attempt token of an
 acknowledged change, with a checksum that binds it to the cluster. The database must contain the
-token of every witness; otherwise it went back. The metadata service creates witnesses, and bookies
-create witnesses of their copies of metadata.
+token of every witness: if a token is missing, it went back. The metadata service creates witnesses,
+and bookies create witnesses of their copies of metadata.
 """
 
 Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]

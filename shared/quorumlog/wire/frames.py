@@ -313,7 +313,7 @@ def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAns
         )
         at = end if is_last else at + size
     if run and not (answers and answers[-1].run):
-        raise BadFrame("a run follows an answer that has no run")
+        raise BadFrame("a run follows an answer that must not have a run")
     return member, answers
 
 

@@ -2,7 +2,7 @@
 rebuilding a lost database (rule 18d), and a rebuild's reports.
 
 `GET /v1/rows` of a bookie returns copies of metadata, ledger keys and deleted ids. Only the
-metadata service gets ledger keys, which it stores in any case.
+metadata service receives ledger keys, which its database stores anyway.
 """
 
 from typing import Annotated, Final, Literal

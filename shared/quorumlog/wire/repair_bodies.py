@@ -32,7 +32,7 @@ class RangesBody(Body):
     @model_validator(mode="after")
     def _are_ranges(self) -> Self:
         if any(first > last for first, last in self.ranges):
-            raise ValueError("the first entry of a range must not be above its last")
+            raise ValueError("the first entry of a range must not be above its last entry")
         return self
 
 
@@ -49,7 +49,7 @@ class RepairItem(RangesBody):
     worker: Text | None = None
     created_at: Text = ""
     moves: bool = False
-    """Whether another member may replace this one, which is lost or is being drained."""
+    """Whether another member may replace this member, which is lost or is being drained."""
 
 
 class RepairAdd(RangesBody):

@@ -81,7 +81,7 @@ def check_marks(
     for number, found in enumerate(_TOKENS.finditer(data)):
         outside += found.lastindex is not None
         if outside > marks_max or number > 2 * marks_max + 1:
-            raise TooLarge(f"the JSON has more than {marks_max} commas, colons and brackets")
+            raise TooLarge(f"the JSON has more than {marks_max} commas, colons and brackets: send fewer values")
 
 
 def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX, *, count: int | None = None) -> Any:
