@@ -1,5 +1,4 @@
-"""The Python SDK. The client sends requests to gateways only, and raises their errors as exceptions
-from `errors`.
+"""The Python SDK. It sends requests to gateways only, and raises their errors as classes of `errors`.
 
 async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
     ledger = await client.create_ledger()
@@ -26,8 +25,8 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
 
 `quorumlog.client.sync` has the same names for programs without an event loop.
 
-This folder belongs to the base package, so its only imports are aiohttp, orjson, `errors`, `header`
-and problem documents.
+This folder belongs to the base package, so it imports only aiohttp, orjson, `errors`, `header` and
+problem documents.
 """
 
 from quorumlog.client.batching import Batching

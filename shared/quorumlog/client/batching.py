@@ -3,8 +3,7 @@
 Requests are sent one at a time, so entries keep the order of the submissions. A single append is
 sent at once. Two concurrent requests could overtake each other on two connections. `expect` would
 not detect a swapped order, because another client may append as many entries in between. So only
-the client's own work overlaps: the next request is sent before the callers of the previous request
-continue.
+the client's own work overlaps: it sends the next request before callers of the previous one continue.
 """
 
 import asyncio

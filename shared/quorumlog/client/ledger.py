@@ -59,8 +59,7 @@ class Ledger:
         Appends that are made while a request is under way share the next request, in the order of
         the calls. After an error whose `outcome` is unknown the entry may have been appended. The
         client does not retry this append, and does not send the appends queued behind it. `expect`:
-        the id that the entry must get; otherwise UnexpectedEntryId is raised, and nothing is
-        written.
+        the id that the entry must get. Otherwise nothing is written, and UnexpectedEntryId is raised.
         """
         return (await self.batcher.append((payload,), expect)).first_entry
 

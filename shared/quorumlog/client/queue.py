@@ -30,9 +30,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RefusedJob:
-    """A job that was not settled. `reason`: `acknowledged` if the record is done, perhaps because
-    an earlier attempt of the request succeeded; `claim-ended` if another worker may have the
-    record.
+    """A job that was not settled. `reason`: `acknowledged` if the record is done (perhaps by an
+    earlier attempt of the request); `claim-ended` if another worker may have the record.
     """
 
     offset: int

@@ -174,9 +174,8 @@ class Transport:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the `async with` block, cached: in Python 3.11
-        `asyncio.get_running_loop` makes a system call, which costs more than the rest of an append.
-        Raises: ClientClosed.
+        """The cached event loop of the `async with` block. In Python 3.11 `get_running_loop` makes a
+        system call, which costs more than the rest of an append. Raises: ClientClosed.
         """
         self.check_open()
         return self._loop
@@ -450,8 +449,7 @@ def _authorization(token: object) -> dict[str, str]:
 def _watched() -> aiohttp.TraceConfig:
     """Mark a request's outcome as unknown just before its first byte is sent: a request whose
     deadline ends while it waits for a connection is certainly not done. Also reject redirects of
-    WebSockets, because the new address would receive the password and token. aiohttp has no other
-    way to disable these redirects.
+    WebSockets, because the new address would receive the password and token (no option disables them).
     """
     config = aiohttp.TraceConfig()
 

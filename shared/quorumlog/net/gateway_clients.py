@@ -59,9 +59,8 @@ class LogClient:
         self, log: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
         """Create a log as a fork of `source`. Returns the metadata of the log with this name, and
-        whether this call created it. The fork shares the ledgers that the source has below the
-        offset `at` when the fork is created. All other fields are those of `log`, which has no
-        ledgers.
+        whether this call created it. The fork shares the ledgers that the source then has below
+        the offset `at`. All other fields are those of `log`, which has no ledgers.
 
         Raises: NoSuchLog for the source, LogDeleted; InvalidRequest if the source begins after
         `at`, or has unsealed ledgers below `at`.
@@ -80,8 +79,7 @@ class LogClient:
 
     async def cas(self, log: LogMetadata, *, once: Once | None = None) -> tuple[bool, LogMetadata]:
         """Replace a log's metadata. Returns, once the outcome is certain, whether this call
-        replaced the metadata, and the current metadata. A late copy of the client's request `once`
-        replaces nothing.
+        replaced it, and the current metadata. A late copy of the request `once` replaces nothing.
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only if nothing was sent.
         """

@@ -62,9 +62,8 @@ class _Usage(ctypes.Structure):
 class Heap:
     """The C library's heap.
 
-    `trim` depends on idle memory, not on the library's count of free memory. That count includes
-    memory that was already returned to the system, so it would not show a busy time between two
-    checks.
+    `trim` depends on idle memory. The library's count of free memory also includes memory that was
+    already returned to the system, so the count would not show a busy time between two checks.
     """
 
     def __init__(self) -> None:

@@ -121,8 +121,7 @@ def add_routes(
         for method in methods:
             path = operation.path
             if operation.ignores_unknown:
-                # Paths below `__ds` belong to separate operations of the protocol, which reject
-                # other methods with 405.
+                # Paths below `__ds` belong to other operations, which reject other methods (405).
                 path = f"{path.removesuffix('}')}:(?!__ds/).+}}"
             app.router.add_route(method, path, route.handle, expect_handler=expect_handler)
 
@@ -174,9 +173,8 @@ class Routes(list[Route]):
         is_audited_for_clients: bool = False,
     ) -> Callable[[_H], _H]:
         """Decorate the handler of a route. The operation gets the handler's name, and the first
-        line of the handler's docstring as its summary. The operation may return any error.
-        `refuses_with`: a body that a refusal may have instead of a problem. Raises: ValueError if
-        no role may call the route.
+        line of the handler's docstring as its summary. The operation may return any error. `refuses_with`: the
+        body of a refusal, if it is not a problem. Raises: ValueError if no role may call the route.
         """
         if not roles:
             raise ValueError(f"{key}: `roles` must name at least one role that may call the route")

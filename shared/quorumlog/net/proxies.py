@@ -3,8 +3,7 @@
 A proxy names the client in `X-Forwarded-For`, in `Forwarded` (RFC 7239), or in a header at the
 start of the connection (HAProxy's PROXY protocol, versions 1 and 2). Any client can send such
 headers, so only the headers of trusted proxies count. In a list of addresses, the last address that
-does not belong to a trusted proxy is the client's. The client may have made up all earlier
-addresses.
+is not a trusted proxy's is the client's. The client may have made up all earlier addresses.
 """
 
 import asyncio

@@ -69,9 +69,7 @@ Ready = Callable[[], Awaitable[None]]
 
 
 class _Drain(NamedTuple):
-    """Functions for a drain: `settle` finishes work in flight; `waits_for` lists the work that is
-    not finished.
-    """
+    """Functions for a drain: `settle` finishes work in flight; `waits_for` lists unfinished work."""
 
     settle: Callable[[], Awaitable[None]]
     waits_for: Callable[[], Sequence[str]]
@@ -105,8 +103,7 @@ class Listening:
 
 Factory = Callable[[Any], web.Application | Awaitable[Sequence[Listening]]]
 """A function that builds a service's application, which listens at HOST and PORT, from the
-settings. The function may return several applications, which begin to listen in this order and end
-in reverse order."""
+settings. It may return several applications, which start in this order and end in reverse order."""
 
 
 class ServiceSettings(Settings):

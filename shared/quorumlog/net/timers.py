@@ -202,9 +202,7 @@ process with only slow steps would wait for a dead bookie for ever."""
 
 
 class Awake:
-    """An event loop's clock of awake time. Invariant: it never goes back, and is never ahead of the
-    loop's clock.
-    """
+    """An event loop's clock of awake time. It never goes back, and never runs ahead of the loop."""
 
     __slots__ = ("__weakref__", "_awake_s", "_loop", "_seen")
 

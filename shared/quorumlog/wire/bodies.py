@@ -54,9 +54,8 @@ def document_of(value: object) -> Any:
 
 
 def received(cls: type[T], data: bytes | str) -> T:
-    """Parse a body or value from another process, or from an earlier process of this service.
-    Fields of a later release are ignored. Requests' bodies are parsed strictly instead, because no
-    part of a request may be ignored.
+    """Parse a body or value that another process, or an earlier process of this service, wrote.
+    Fields of a later release are ignored. (Bodies of requests are parsed strictly instead.)
     """
     value: T = codec(cls).validate_json(data, extra="ignore")
     return value

@@ -70,8 +70,7 @@ class LogListBody(Body):
 
 class SharedAsk(Body):
     """`POST /v1/shared-ledgers`: requests the ledgers that forks name. Forks get only ledgers that
-    their source still names. So once a ledger's own log no longer names it, the answer that no fork
-    names it is final (rule 27a).
+    their source still names. So once a ledger's own log no longer names it, no new fork can (rule 27a).
     """
 
     ledgers: tuple[LedgerId, ...] = Field(max_length=LOG_LEDGERS_MAX)
@@ -102,8 +101,7 @@ the purpose of a ledger that no append wrote."""
 
 class TransactionBeginBody(Body):
     """`POST /v1/transactions`: begins a transaction, or returns the existing transaction of this
-    app and version. The caller chooses `id` at random, so that a retry begins no second
-    transaction.
+    app and version. The caller chooses a random `id`, so that a retry begins no second transaction.
     """
 
     id: TransactionId

@@ -103,8 +103,7 @@ def from_answer(
     If the answer is a redirect, or has a body that is not a problem document, the outcome is
     unknown. A program between client and server, such as a proxy, may have sent the answer, so its
     status proves nothing (rule 4). With a `url`, the error for such an answer is ConnectionLost if
-    a load balancer reaches no gateway, otherwise NotAGateway. Without a `url`, the error is a
-    QuorumLogError.
+    a load balancer reaches no gateway, otherwise NotAGateway; without one, QuorumLogError.
     """
     try:
         document = json.loads(body)

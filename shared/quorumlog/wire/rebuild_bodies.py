@@ -173,8 +173,7 @@ Range = Annotated[
 
 class DigestsAsked(Body):
     """`POST /v1/ledgers/{id}/digests` of a bookie: ranges to digest, so that callers can compare
-    replicas without reading the entries. The callers are autorecovery and gateways that accept a
-    loss.
+    replicas without reading entries. Callers: autorecovery, and gateways that accept a loss.
     """
 
     ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
