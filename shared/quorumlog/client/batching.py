@@ -263,7 +263,7 @@ class Batcher(Generic[P, A, R]):
         """Wait until nothing is queued or under way."""
         await self._idle.wait()
 
-    # The task that sends.
+    # The task that sends the batches.
 
     async def _run(self) -> None:
         while self._queue:

@@ -164,7 +164,7 @@ class Consumer:
                 return
 
     def taken(self, record: LogRecord) -> None:
-        """Note that all records up to this one are processed: the next `commit` covers them."""
+        """Count all records up to `record` as processed: the next `commit` covers them."""
         self._next = checks.offset("a record's offset", record.offset) + 1
 
     @property

@@ -238,7 +238,7 @@ class Transport:
             yield socket
 
     def failed(self, way: Way) -> None:
-        """Note that a socket's gateway has failed: the next request goes to another gateway."""
+        """Handle the failure of a socket's gateway: the next request goes to another gateway."""
         if way.url == self._urls[self._current]:
             self._current = (self._current + 1) % len(self._urls)
 

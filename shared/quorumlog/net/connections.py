@@ -38,7 +38,7 @@ _REFUSED_S: Final = 1.0
 """Time for a refused connection to send its request and to end (chosen by judgement)."""
 _REFUSED_MAX: Final = 200
 _REFUSED_SHARE: Final = 8
-"""At most `_REFUSED_MAX` refused connections, and at most an eighth of the limit, get `_REFUSED_S`.
+"""At most `_REFUSED_MAX` refused connections, and at most an eighth of the limit, may stay open.
 All further connections are closed at once."""
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
 _CURRENT: Final[ContextVar["Connection | None"]] = ContextVar("connection", default=None)
@@ -224,7 +224,7 @@ class Connection(DirectConnection):
             return
         if len(data) >= _TURN_BYTES:
             self.pause_for_a_turn()
-        # A read of the body calls this without bytes, to parse bytes that the parser has kept.
+        # A read of the body calls this method without bytes, to parse bytes that the parser has kept.
         request = self.chunked_request if data else None
         if request is None:
             self._take(data)
@@ -265,7 +265,7 @@ class Connection(DirectConnection):
             self.force_close()
 
     def pause_writing(self) -> None:
-        """Start the timer, because the client has stopped reading."""
+        """Start the stall timer, because the client has stopped reading."""
         super().pause_writing()
         if self._stall_timer is None:
             limit_s = self._listener.limits.stalled_answer_timeout_s
@@ -275,7 +275,7 @@ class Connection(DirectConnection):
             )
 
     def resume_writing(self) -> None:
-        """Stop the timer, because the client reads again."""
+        """Stop the stall timer, because the client reads again."""
         self._cancel_stall_timer()
         super().resume_writing()
 
@@ -308,7 +308,7 @@ class Connection(DirectConnection):
         Raises: ConnectionError if the client can't get an answer, which ends the connection.
         """
         if isinstance(exc, ConnectionError) and self._is_gone():
-            # If the client disconnected, there is nobody to answer. Otherwise it is the handler's own failure.
+            # If the client disconnected, no answer is possible. Otherwise the handler's own connection broke.
             raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("the response has already begun, so no error can be sent")

@@ -84,7 +84,7 @@ SEND_BYTES_MAX: Final = 2 * 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
 """Maximum size of one read. The rest of a larger message is read directly into its buffer."""
 _GOODBYE_S: Final = 1.0
-"""Time for the peer to read the rest before a connection closes (chosen by judgement)."""
+"""Time for the peer to read the remaining bytes before a connection closes (by judgement)."""
 _REFUSAL_BYTES: Final = 4096
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout()
 """No timeout for the upgrade or the connection, because callers of `connect` set their own."""
@@ -123,7 +123,7 @@ class Framed(asyncio.BufferedProtocol):
         self._speaker = speaker
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        """Done once the connection has ended. Its exception is BadFrame if the peer sent an invalid
+        """Done once the connection has ended. The exception is BadFrame if the peer sent an invalid
         frame, OSError if the connection broke, or the exception of a defect."""
         self._former: asyncio.Protocol | None = None
         self._release: Callable[[], None] = lambda: None

@@ -95,7 +95,7 @@ class LogClient:
 
     async def delete(self, log: LogMetadata) -> LogMetadata | None:
         """Delete a log, and free its name. Returns None once the outcome is certain, or the current
-        metadata if its version differs. Raises: NoSuchLog.
+        metadata if the log has another version. Raises: NoSuchLog.
         """
         body = RowDelete(version=log.version, row_attempt=log.attempt, attempt=new_attempt())
         path = f"/v1/logs/{log.name}"
@@ -148,7 +148,7 @@ class LogClient:
         return found.ledgers
 
     async def delete_unnamed(self, ledger_id: int) -> None:
-        """Delete a ledger that was created for a log, unless a log names it in that transaction.
+        """Delete a ledger that was created for a log, unless a log names it in the same transaction.
 
         Raises: OwnedByLog; NoSuchLedger if the ledger never existed. Deleting twice is harmless.
         """
@@ -168,7 +168,7 @@ class TransactionClient:
     async def begin(
         self, log: str, *, app: str | None, version: int | None, expires_in_s: int
     ) -> tuple[Transaction, bool]:
-        """Begin a transaction (True), or return the existing one of this app and version (False).
+        """Begin a transaction (True), or return the existing transaction of this app and version (False).
 
         Raises: NoSuchLog, LogClosed.
         """

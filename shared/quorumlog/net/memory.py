@@ -32,7 +32,7 @@ _LOOKS: Final = 6
 have kept a whole page at the previous trim, and freeing the block hardly adds idle memory. Such a
 trim takes 9 ms for a heap of 600 MB (measured), after a collection of younger objects."""
 _YOUNGER, _ALL = 1, 2
-"""Generations to collect. The oldest generation has most objects; a million take 0.2 s."""
+"""Generations to collect. The oldest has most objects: collecting a million takes 0.2 s."""
 _QUIET: Final = 5
 _BUSY: Final = 3
 """Number of automatic collections in half a minute: at most `_QUIET` if quiet, at least `_BUSY` if

@@ -264,7 +264,7 @@ class MetadataClient(MetadataRequests):
         return await self.ask("GET", "/v1/services", gives=bodies.ServiceList)
 
     async def missing_witnesses(self) -> Sequence[bodies.MissingWitness]:
-        """The acknowledged changes that the database lacks because it went back (rule 18a)."""
+        """The acknowledged changes that the database lacks because the database went back (rule 18a)."""
         return (await self.ask("GET", "/v1/witnesses", gives=bodies.WitnessState)).missing
 
     async def kept_ledgers(self, *, limit: int) -> bodies.KeptLedgers:

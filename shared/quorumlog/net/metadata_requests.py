@@ -147,7 +147,7 @@ class MetadataRequests:
                 url = self.urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except errors.DatabaseWentBack as error:
-                # Present the lost changes to the next service: it may not have noticed them (rule 18a).
+                # Present the lost changes to the next service: it may not have noticed the loss (rule 18a).
                 named = error.members.get("witnesses")
                 self._remember(bodies.witnesses_from_header(",".join(named or ())))
                 self._turn(current)

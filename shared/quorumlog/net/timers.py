@@ -197,8 +197,8 @@ class HeardClock:
 STANDSTILL_S: Final = 0.25
 """Minimum pause between two checks of the clock that counts as a standstill (by judgement)."""
 LOOK_S: Final = 0.1
-"""Interval of checks, and the time that a standstill counts as. If a standstill counted as zero, a
-process with only slow steps would wait for a dead bookie for ever."""
+"""Interval of checks. A standstill counts as one interval: if it counted as zero, a process with
+only slow steps would wait for a dead bookie for ever."""
 
 
 class Awake:

@@ -112,9 +112,9 @@ WITNESSES_MAX: Final = 100
 
 WITNESS: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{8}"
 """The format of a witness (rule 18a) on the wire and on bookies' disks: the attempt token of an
-acknowledged change, with a checksum that binds it to the cluster. The database must contain the
-token of every witness: if a token is missing, it went back. The metadata service creates witnesses,
-and bookies create witnesses of their copies of metadata.
+acknowledged change, with a checksum that binds it to the cluster. If the database lacks the token
+of a witness, the database went back. The metadata service creates witnesses, and bookies create
+witnesses of their copies of metadata.
 """
 
 Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
@@ -341,7 +341,7 @@ class LedgerUse(Body):
 
 class BookieUses(Body):
     """`GET /v1/bookies/{name}/uses`: the numbers of ledgers and repairs that name a bookie in any
-    incarnation, and the `first` of these ledgers by id. A repair's target counts as named.
+    incarnation, and the `first` of these ledgers by id. The target of a repair counts, too.
     """
 
     bookie: values.BookieName

@@ -74,7 +74,7 @@ class Op(IntEnum):
     """The operations of a bookie."""
 
     ADD = 1
-    """Store a run's entries. Recovery adds, which repair sends too, pass the fence (rule 2)."""
+    """Store a run's entries. Recovery adds, which repairs send too, pass the fence (rule 2)."""
     READ = 2
     """Return entries first..last."""
     FENCE = 3
@@ -231,7 +231,7 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
         # Joining two `bytes` copies nothing if one is empty.
         added = _run(body + run)
         if added.ledger_id != ledger_id or added.first != first or added.last != last:
-            raise BadFrame("an ADD's run is not of the request's ledger and range")
+            raise BadFrame("an ADD's run must have the request's ledger and range")
         return Request(
             *head, recovery=flags & _RECOVERY != 0, run=added, named_by=named_by, row=row
         )

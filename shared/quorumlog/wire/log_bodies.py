@@ -69,8 +69,8 @@ class LogListBody(Body):
 
 
 class SharedAsk(Body):
-    """`POST /v1/shared-ledgers`: requests the ledgers that forks name. Forks get only ledgers that
-    their source still names. So once a ledger's own log no longer names it, no new fork can (rule 27a).
+    """`POST /v1/shared-ledgers`: requests the ledgers that forks name. Forks get only ledgers of
+    their source. So if neither its own log nor a fork names a ledger, no later fork can (rule 27a).
     """
 
     ledgers: tuple[LedgerId, ...] = Field(max_length=LOG_LEDGERS_MAX)
