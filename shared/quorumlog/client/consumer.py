@@ -145,7 +145,7 @@ class Consumer:
 
     def records(self, *, follow: bool = True) -> Paged[LogRecord]:
         """Yield the records after the last record passed to `taken`, until the log is closed.
-        Without `follow`, stop at the log's end. Before `commit`, pass the last record to `taken`.
+        Without `follow`, stop at the log's end. Before `commit`, pass the last processed record to `taken`.
         """
         return Paged(self._pages(follow=follow))
 

@@ -359,7 +359,7 @@ class Transport:
                     self._crowded_until = loop.time() + _CROWDED_S
                 may_be_done = may_be_done or (error.outcome == errors.UNKNOWN and method != "GET")
                 if error.retryable and asked == self._current:
-                    # The next gateway may be able to serve a request that this one can't serve now.
+                    # The next gateway may be able to serve a request that this gateway can't serve now.
                     self._current = (asked + 1) % len(self._urls)
                 may_repeat = error.retryable and (is_repeatable or error.outcome == errors.NOT_DONE)
                 rests_until[asked] = loop.time() + (error.retry_after_s or 0)

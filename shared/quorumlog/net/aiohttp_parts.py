@@ -216,7 +216,7 @@ class DirectConnection(RequestHandler):
 
     @property
     def is_served(self) -> bool:
-        """Whether aiohttp's server still counts the connection, which has not been lost yet."""
+        """Whether the connection is not lost yet: aiohttp's server still counts it."""
         return self._manager is not None
 
     @property
@@ -231,7 +231,7 @@ class DirectConnection(RequestHandler):
 
     @property
     def has_queued(self) -> bool:
-        """Whether a request waits behind the one that is being handled."""
+        """Whether a request waits behind the request that is being handled."""
         return bool(self._messages)
 
     @property
@@ -333,8 +333,8 @@ class _InTurns:
 
 
 class Connector(aiohttp.TCPConnector, ABC):
-    """A session's connections. The most recently used free connection is reused first. By
-    default, aiohttp reuses the one that has been free for longest. A process with regular requests,
+    """A session's connections. The most recently used free connection is reused first. By default,
+    aiohttp reuses the connection that has been free for longest. A process with regular requests,
     such as heartbeats, would then never close the connections of a burst.
     """
 

@@ -1,8 +1,9 @@
 """The audit log, which records requests, callers and results (docs/adr/0022-audit-log.md).
 
 The edge of each service logs requests to its audited operations: one line of the logger `audit`
-when the answer is known. While a service handles a request, a header of its own requests describes
-that request, so that the metadata service stores it with the change in one transaction.
+when the answer is known. A service that handles such a request describes it in a header of the
+requests that it sends. So the metadata service stores the request and the change in one
+transaction.
 """
 
 import logging

@@ -39,7 +39,7 @@ _COPIES_MAX: Final = 20_000
 """Maximum number of ledgers for which a channel remembers the bookie's copy of the metadata: as
 many as a gateway writes at a time. The next add to a forgotten ledger carries the copy again."""
 _REQUEST_COST: Final = 128
-"""The bytes in flight for which even the smallest request counts."""
+"""Every request counts as at least this number of bytes in flight."""
 _QUICK: Final = (Op.READ, Op.READ_LAC)
 
 OnAnswer = Callable[[ChannelAnswer], None]
@@ -91,7 +91,7 @@ class _InFlight:
 
 @dataclass(eq=False)
 class Channel:
-    """One of the two connections to a bookie, which connects on the first request.
+    """One of the two connections to a bookie. It connects on the channel's first request.
 
     Invariants:
       - each request in `_in_flight` completes once, by answer, deadline or broken connection;
@@ -133,7 +133,7 @@ class Channel:
         return self.is_open and self._copies.get(ledger_id) == name
 
     def note_copy(self, ledger_id: int, name: RowName, *, is_kept: bool) -> None:
-        """Record whether the bookie, by its answer, stores a copy of the metadata `name`."""
+        """Record whether the bookie stores a copy of the metadata `name`, according to its answer."""
         if not is_kept:
             self._copies.pop(ledger_id, None)
         elif self.is_open and self._copies.get(ledger_id) != name:
@@ -272,8 +272,8 @@ class Channel:
             request.unknown()
 
     def _is_fault(self, request: _InFlight) -> bool:
-        """Whether a missed deadline is the bookie's fault. While other answers arrive, it is not: a
-        late read may merely wait behind the answers to other reads.
+        """Whether a missed deadline is the bookie's fault. While other answers arrive, a late read
+        may merely wait behind the answers to other reads.
         """
         sent_at = request.deadline - self._limits.quick_s
         return request.op is not Op.READ or self._heard_at < sent_at
@@ -375,7 +375,7 @@ class BookieClient:
         self._ask(Op.READ_LAC, member, ledger_id, NO_ENTRY, frames.NO_KEY, _of_lac(done))
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
-        """Send a member the explicit LAC. The answer is ignored: the next entry has a LAC too."""
+        """Send a member the explicit LAC. The answer is ignored, because the next entry has a LAC too."""
         self._ask(Op.WRITE_LAC, member, ledger_id, lac, ledger_key, lambda _answer: None)
 
     def _ask(
@@ -447,7 +447,7 @@ def _of_lac(done: LacDone) -> OnAnswer:
 
 
 def _checked_read(answer: ChannelAnswer, member: str) -> tuple[Status, Run | None, Ranges]:
-    """A read's checked result; UNKNOWN if it is invalid or outside of the requested range."""
+    """A read's checked result; UNKNOWN if the answer is invalid or outside of the requested range."""
     if answer.status is not Status.OK:
         return answer.status, None, ()
     try:

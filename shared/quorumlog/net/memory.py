@@ -4,9 +4,8 @@ Freed memory is returned to the operating system, but not at once. By default th
 a large block as soon as it is freed. The next large block then costs a page fault per page: 1 ms
 per MB of a run, more than all other work of a bookie on the run (measured). The library never
 returns the memory of many small blocks, so after some hundred megabytes of pages or bodies the
-process would stay that large. Objects in reference cycles are freed by Python's collector, which
-runs when objects are created, so rarely after a busy time. Without glibc, this module changes
-nothing.
+process would stay that large. Python's collector frees objects in reference cycles. It runs only
+when objects are created, so rarely after a busy time. Without glibc, this module changes nothing.
 """
 
 import asyncio

@@ -148,7 +148,7 @@ class RebuildLine(Body):
     of: int | None = None
     """Number of all ledgers, once it is known."""
     through: LedgerId | None = None
-    """The id up to which ledgers are written: the `after` to continue the rebuild with."""
+    """The id up to which ledgers are written: pass it as `after` to continue the rebuild."""
     report: RebuildReport | None = None
     state: WitnessState | None = None
     """The result of the acceptance of a loss."""

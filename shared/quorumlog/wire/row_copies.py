@@ -29,7 +29,7 @@ def decode(copy: bytes | str) -> LedgerMetadata:
 
 
 def placed_by(copy: bytes) -> str:
-    """The token of the log's change that gave the ledger its place; "" if the copy has none."""
+    """The token of the change that gave the ledger its place in the log; "" if the copy has none."""
     try:
         found = orjson.loads(copy)["lineage"]["placed_by"]
     except (ValueError, LookupError, TypeError):

@@ -42,7 +42,7 @@ def read_secret(file: Path) -> str:
 
 
 def read_secrets(file: Path) -> tuple[str, ...]:
-    """The secret in a file, and a second one while it is being replaced. Raises: SecretUnusable."""
+    """The secret in a file, and the second secret while the first is being replaced. Raises: SecretUnusable."""
     try:
         text = file.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
@@ -106,8 +106,8 @@ def operator_context(
     certificate: Path | None, key: Path | None, authority: Path | None, urls: Iterable[str]
 ) -> ssl.SSLContext | None:
     """A TLS context that presents a certificate, and verifies services by an authority. Without
-    files, it uses the files of the cluster that `make run TLS=1` starts here, but only for services
-    on this machine. None if there are no files. Raises: CertificateUnusable.
+    files, the context uses the files of the cluster that `make run TLS=1` starts here, but only for
+    services on this machine. None if there are no files. Raises: CertificateUnusable.
     """
     if certificate is key is authority is None:
         certificate = LOCAL_CERTIFICATE
@@ -140,7 +140,9 @@ def client_context(
 def load_own(
     context: ssl.SSLContext, certificate: Path, key: Path, password: str | None = None
 ) -> None:
-    """Make a context present a certificate. `password`: the key's, if any. Raises: OSError."""
+    """Make a context present a certificate. `password`: the key's password, if the key has one.
+    Raises: OSError.
+    """
     # Without `_no_password`, OpenSSL would prompt for the key's password at the terminal.
     context.load_cert_chain(certificate, key, password=password or _no_password)
 
