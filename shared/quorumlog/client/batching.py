@@ -161,7 +161,7 @@ class Batcher(Generic[P, A, R]):
         return not queued or queued + size <= self._limits.queued_bytes_max
 
     def post(self, submission: Submission[P, R]) -> bool:
-        """Store a submission until `collect` is called. Returns whether it is the only one."""
+        """Store a submission until `collect` is called. Returns whether it is the only submission."""
         self._posted.append(submission)
         self._posted_bytes += submission.size
         return len(self._posted) == 1

@@ -181,7 +181,7 @@ class Client:
         do.
         """
         wanted = {"log": log, "app": app, "version": version, "expires_in_s": expires_in_s}
-        # Without an app, a retry may begin a second transaction. The first one then expires.
+        # Without an app, a retry may begin a second transaction. The first transaction then expires.
         shown = await self._transport.call("POST", "/v1/transactions", wanted)
         return self.transaction(str(shown["transaction"]))
 

@@ -72,7 +72,7 @@ class Consumer:
         self._transport, self._path, self._read = transport, path, read
         self._next = 0
         self._created_at: str | None = None
-        """When the log was created. Its offsets are not valid in a later log with the same name."""
+        """When the log was created. The offsets of this log are not valid in a later log with the same name."""
         self._held_until = 0.0
         self._lost: errors.QuorumLogError | None = None
         self._renewing: asyncio.Task[None] | None = None

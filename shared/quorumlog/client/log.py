@@ -372,7 +372,7 @@ class Log:
         return await self._transport.change_consumer("POST", path, wanted)
 
     async def delete_consumer(self, name: str) -> None:
-        """Delete a consumer with its offset. Raises: NoSuchConsumer; LeaseHeld if it is active."""
+        """Delete a consumer with its offset. Raises: NoSuchConsumer; LeaseHeld if the consumer is active."""
         await self._transport.change_consumer("DELETE", self._consumer(name))
 
     def _consumer(self, name: str) -> str:

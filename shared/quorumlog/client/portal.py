@@ -187,7 +187,7 @@ class Face(Generic[T]):
     """A synchronous object: wraps an asynchronous object and the portal that runs its methods."""
 
     def __init__(self, portal: Portal, inner: T) -> None:
-        """Only a client or another synchronous object calls this."""
+        """Only a client or another synchronous object calls this method."""
         self._portal, self._inner = portal, inner
 
     def __repr__(self) -> str:

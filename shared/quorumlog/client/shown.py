@@ -37,7 +37,7 @@ class LogSettingsInfo(TypedDict):
 
 
 class LogLedgerInfo(TypedDict):
-    """A ledger of a log. `last_offset` is None while the ledger is written."""
+    """A ledger of a log. `last_offset` is None until the ledger is closed."""
 
     ledger_id: int
     first_offset: int

@@ -113,7 +113,7 @@ class AppendStream:
             self._answer = None
 
     async def _serve(self, way: Way) -> None:
-        """Open a socket, and deliver the messages that it receives until it ends."""
+        """Open a socket, and deliver the messages that it receives until the socket ends."""
         try:
             async with self._transport.socket(
                 self._path, way, (header.APPENDS_PROTOCOL,)

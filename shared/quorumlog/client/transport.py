@@ -221,10 +221,7 @@ class Transport:
     async def socket(
         self, path: str, way: Way, protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Open a socket that the end of the `async with` block closes.
-
-        Raises: aiohttp.ClientError, OSError, TimeoutError.
-        """
+        """A socket, open during the block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
         assert self._session is not None, "the client must be open"
         headers = {**way.headers, **({} if way.token is None else _authorization(way.token))}
         async with asyncio.timeout(_CONNECT_S):
@@ -352,7 +349,7 @@ class Transport:
                 return await self._once(url, method, path, body, given, sent, until)
             except errors.QuorumLogError as raised:
                 # The outcome of a retry says nothing about earlier attempts: ExpiredProducer means
-                # that this attempt did nothing, though an earlier one may have appended.
+                # that this attempt did nothing, though an earlier attempt may have appended.
                 is_expired = isinstance(raised, errors.ExpiredProducer)
                 error = raised.with_outcome(errors.NOT_DONE) if is_expired else raised
                 if isinstance(error, errors.Overloaded):
@@ -434,7 +431,7 @@ class Transport:
             and response.content_type != "application/json"
         ):
             # Every response of a gateway has a request id. A proxy's blank page or login form has
-            # none, and must not make a delete count as done.
+            # no such id, and must not make a delete count as done.
             raise errors.ConnectionLost(
                 f"{url}: the response is not from a gateway: check the URL", outcome=errors.UNKNOWN
             )

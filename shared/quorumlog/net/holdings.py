@@ -24,7 +24,7 @@ from quorumlog.wire.bodies import Body, T, json_of, received
 from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody
 
 _SPAN: Final = 1000
-"""Number of entries in one request, at most the 1,000 ranges that a bookie's answer can list."""
+"""Number of entries in one request: a bookie's answer can list at most 1,000 ranges."""
 _ASK_S: Final = 60.0
 
 

@@ -4,7 +4,7 @@ A browser on a machine that can reach the cluster may run an attacker's page, wh
 resolve to the address of a service (DNS rebinding). The browser then treats the service as part of
 the page's site, and `Host` contains the page's host. Without a preflight, a browser also sends some
 state-changing requests to other sites: a POST without a typed body, and the handshake of a
-WebSocket. Their header `Origin` contains the page's origin. Other programs send no `Origin`.
+WebSocket. Their header `Origin` is the page's origin. Programs other than browsers send no `Origin`.
 """
 
 from collections.abc import Container, Iterable

@@ -194,7 +194,7 @@ async def listening(
 
 
 async def _stop_accepting(sockets: asyncio.Server) -> None:
-    """Close a server once all accepted connections have protocols: asyncio leaks those without one."""
+    """Close a server once all accepted connections have protocols: asyncio would leak the other connections."""
     loop = asyncio.get_running_loop()
     for each in sockets.sockets:
         loop.remove_reader(each)

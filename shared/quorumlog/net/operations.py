@@ -112,7 +112,7 @@ def add_routes(
     has_heads: bool = False,
     expect_handler: ExpectHandler | None = None,
 ) -> None:
-    """Add routes to an application; with `has_heads` each GET also gets a HEAD."""
+    """Add routes to an application; with `has_heads`, each GET route also gets a HEAD route."""
     for route in routes:
         operation = route.operation
         methods = (

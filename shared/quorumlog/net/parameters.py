@@ -1,8 +1,8 @@
-"""Parameters of requests. One declaration has a parameter's name, bounds, parser and description.
+"""Parameters of requests. One declaration contains a parameter's name, bounds, parser and description.
 
-A handler reads a value by the declaration (`given[LIMIT]`), which also rejects invalid values and appears in the
-OpenAPI document, so the three can't differ. Each value has one spelling. A text that is not a number gets a 400; a
-number that is not allowed gets a 422 (docs/reference/http.md). Undeclared and repeated query parameters are rejected.
+A handler reads a value by the declaration (`given[LIMIT]`). The same declaration rejects invalid values and appears
+in the OpenAPI document, so the three can't differ. Each value has one spelling. A text that is not a number gets a 400;
+a number that is not allowed gets a 422 (docs/reference/http.md). Undeclared and repeated query parameters are rejected.
 """
 
 import re

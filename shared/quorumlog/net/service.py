@@ -285,11 +285,12 @@ def add_shared_routes(
 ) -> None:
     """Add the routes that all services have to an application: health, metrics, OpenAPI. `title`,
     `description` and `has_tokens` are for the OpenAPI document, which is built at the first request
-    for it (in 0.1 s). `drain` settles the work in flight. It runs after `DRAINING` is set, while
-    the service still answers; `waits_for` lists the unfinished work. `authenticator` identifies the
-    callers of an internal listener. `registry`: the metrics of the process's other application, if
-    any. `formats`: the versions of the formats that the process exchanges and stores.
-    `documentation` replaces the page of the OpenAPI document, and `tags` orders its resources.
+    for it (in 0.1 s). `drain` settles the work in flight. `drain` runs after `DRAINING` is set,
+    while the service still answers; `waits_for` lists the unfinished work. `authenticator`
+    identifies the callers of an internal listener. `registry`: the metrics of the process's other
+    application, if any. `formats`: the versions of the formats that the process exchanges and
+    stores. `documentation` replaces the page of the OpenAPI document, and `tags` orders its
+    resources.
     """
     versions = app[VERSIONS] = {"version": __version__, **formats}
     operations = tuple(operations)

@@ -68,7 +68,7 @@ class Tls(Followed):
         self._files = files
         self._holders: WeakSet[HoldsConnections] = WeakSet()
         self._own: tuple[str | None, datetime] | None = None
-        """The URI and the expiry of the certificate in use; None before the first is loaded."""
+        """The URI and the expiry of the certificate in use; None before the first certificate is loaded."""
         self._load()
         # Listeners keep their first context, so each handshake switches to the newest context. The
         # first context is not changed in place, since authorities can't be removed from a context.

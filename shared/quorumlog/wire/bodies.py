@@ -81,8 +81,8 @@ class LedgerChange(Body):
 
 
 class RowDelete(Body):
-    """`DELETE /v1/ledgers/{id}`: replace the metadata by a tombstone if it has this version and
-    attempt. `DELETE /v1/logs/{name}` does the same for a log, and frees the log's name.
+    """`DELETE /v1/ledgers/{id}`: replace the metadata by a tombstone if the metadata has this
+    version and attempt. `DELETE /v1/logs/{name}` does the same for a log, and frees the log's name.
     """
 
     version: values.Version
