@@ -51,7 +51,7 @@ async def read(request: web.Request) -> bytes:
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {BODY_S:g} s") from None
     except web.RequestPayloadError as error:
-        raise BadRequest("the body has an invalid transfer encoding, or ended early: send a complete body") from error
+        raise BadRequest("the body has an invalid transfer encoding, or ended early") from error
     finally:
         receiving.bytes -= total
     return b"".join(chunks)

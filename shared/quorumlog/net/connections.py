@@ -236,7 +236,7 @@ class Connection(DirectConnection):
             if 2 * self._chunked_bytes > 3 * content.total_bytes + free and not content.is_eof():
                 # Refuse the body, because each chunk costs as much CPU as some hundred bytes.
                 self._is_dropping = True
-                self.break_body(request, web.RequestPayloadError("the body's chunks are too small: send larger chunks"))
+                self.break_body(request, web.RequestPayloadError("the body's chunks are too small"))
                 return
             part = data[start : start + _CHUNKS_READ_BYTES]
             self._chunked_bytes += len(part)

@@ -224,9 +224,7 @@ class ClusterSecret(Followed):
         given = token.encode("utf-8", "surrogateescape")
         # Compare in constant time, so that response times reveal nothing about the secret.
         if not any(hmac.compare_digest(given, token) for token in self._tokens):
-            raise Unauthenticated(
-                "the secret is not this cluster's: send the secret in CLUSTER_SECRET_FILE"
-            )
+            raise Unauthenticated("wrong secret: send this cluster's (CLUSTER_SECRET_FILE)")
         return _OF_THE_CLUSTER
 
     def reload(self) -> None:

@@ -216,7 +216,7 @@ class MetadataRequests:
             found = _parsed(gives, response.status, answered)
             if found is None:
                 # A program between this process and the service has answered instead (rule 4).
-                raise _Unsettled(errors.UNKNOWN, f"{url}: the answer is not from a metadata service: check the URL")
+                raise _Unsettled(errors.UNKNOWN, f"{url}: another program answered: check the URL")
         else:
             problem = from_answer(response.status, answered, response.headers)
             if isinstance(problem, errors.DatabaseWentBack):
@@ -228,7 +228,7 @@ class MetadataRequests:
                     is_busy=isinstance(problem, errors.MetadataBusy),
                 )
         if proof and not is_proven:
-            raise _Unsettled(errors.NOT_DONE, f"{url}: the answer does not prove that the database has the acknowledged changes")
+            raise _Unsettled(errors.NOT_DONE, f"{url}: no proof that the database did not go back")
         if found is not None:
             return found
         assert problem is not None

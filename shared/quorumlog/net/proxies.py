@@ -113,6 +113,6 @@ async def _exactly(proxied: socket.socket, count: int) -> bytes:
     while len(found) < count:
         more = await loop.sock_recv(proxied, count - len(found))
         if not more:
-            raise ConnectionResetError("the connection ended within the PROXY protocol's header: check the proxy, or PROXIES_SEND")
+            raise ConnectionResetError("the connection ended within the PROXY protocol's header")
         found += more
     return found

@@ -81,7 +81,7 @@ def check_marks(
     for number, found in enumerate(_TOKENS.finditer(data)):
         outside += found.lastindex is not None
         if outside > marks_max or number > 2 * marks_max + 1:
-            raise TooLarge(f"the JSON has more than {marks_max} commas, colons and brackets: send fewer values")
+            raise TooLarge(f"the JSON has more than {marks_max} commas, colons and brackets")
 
 
 def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX, *, count: int | None = None) -> Any:
@@ -141,7 +141,7 @@ def check_strings(data: bytes | bytearray, count: int) -> None:
     else:
         quotes = data.count(b'"')
     if quotes != 2 * count:
-        raise BadRequest("the body is not strict JSON: an object has a key twice; send each key once")
+        raise BadRequest("the body is not strict JSON: send each key of an object once")
 
 
 def count_strings(value: Any) -> int:
