@@ -117,8 +117,8 @@ def check_name(request: web.Request, name: str) -> None:
     caller = caller_of(request)
     if caller.role is Role.BOOKIE and caller.name != name:
         raise CallerRefused(
-            f"bookie {caller.name} may not act for bookie {name} with its certificate: issue"
-            f" a certificate for {name}"
+            f"the certificate of bookie {caller.name} is not valid for bookie {name}:"
+            f" issue a certificate for {name}"
         )
 
 

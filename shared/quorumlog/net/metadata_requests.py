@@ -246,7 +246,7 @@ class MetadataRequests:
         await self.ask("POST", "/v1/witnesses/copies", body, gives=bodies.WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
-        """Call `confirm` every `every_s` seconds for ever, to give all services the witnesses."""
+        """Call `confirm` every `every_s` seconds for ever, so that all services receive the witnesses."""
         while True:
             # If the database went back, the service itself reports it.
             with contextlib.suppress(errors.QuorumLogError):
