@@ -98,7 +98,9 @@ class Route:
         operation, caller = self.operation, caller_of(request)
         if caller.role is not None and caller.role not in operation.roles:
             allowed = ", ".join(sorted(operation.roles)) or "no role"
-            raise Forbidden(f"the {caller.role} {caller.name} is not allowed to call this operation: only {allowed} is")
+            raise Forbidden(
+                f"the {caller.role} {caller.name} is not allowed to call this operation: only {allowed} is"
+            )
         given = parameters.read(
             operation.parameters, request, ignores_unknown=operation.ignores_unknown
         )

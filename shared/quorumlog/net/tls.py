@@ -195,7 +195,9 @@ class PeerCertificate:
             raise Unauthenticated("a client certificate of the cluster is required")
         cluster, identity = _identity_of(certificate.get("subjectAltName", ()))
         if self.tls.is_revoked(transport):
-            raise Forbidden(f"the certificate of {identity.role} {identity.name} is revoked: issue a new one")
+            raise Forbidden(
+                f"the certificate of {identity.role} {identity.name} is revoked: issue a new one"
+            )
         if cluster != self.tls.cluster:
             raise Forbidden(
                 f"the certificate must be of cluster {self.tls.cluster}, but is of {cluster}"

@@ -204,7 +204,9 @@ async def test_no_role_may_call_an_operation_that_declares_none() -> None:
     for role in Role:
         request = make_mocked_request("GET", "/v1/new")
         request[CALLER] = Identity(role, "somebody")
-        with pytest.raises(Forbidden, match=f"the {role} somebody is not allowed to call this operation"):
+        with pytest.raises(
+            Forbidden, match=f"the {role} somebody is not allowed to call this operation"
+        ):
             await route.handle(request)
 
 
