@@ -25,7 +25,7 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
 
 `quorumlog.client.sync` has the same names for programs without an event loop.
 
-This folder belongs to the base package, so it imports only aiohttp, orjson, `errors`, `header` and
+This folder belongs to the base package, so it may import only aiohttp, orjson, `errors`, `header` and
 problem documents.
 """
 

@@ -2,8 +2,7 @@
 
 The edge of each service logs requests to its audited operations: one line of the logger `audit`
 when the answer is known. A service that handles such a request describes it in a header of the
-requests that it sends. So the metadata service stores the request and the change in one
-transaction.
+requests that it sends, so that the metadata service stores it and the change in one transaction.
 """
 
 import logging

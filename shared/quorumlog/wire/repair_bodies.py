@@ -165,8 +165,7 @@ class LeaseTake(Body):
 
 class Lease(Body):
     """The current holder of a lease, which the caller compares with itself. `token` grows with each
-    new holder, to distinguish the holder from former holders. Leases only make conflicts rare:
-    correctness does not depend on them.
+    new holder, to distinguish the holder from former holders. Leases only make conflicts rare.
     """
 
     name: Text

@@ -140,9 +140,7 @@ def client_context(
 def load_own(
     context: ssl.SSLContext, certificate: Path, key: Path, password: str | None = None
 ) -> None:
-    """Make a context present a certificate. `password`: the key's password, if the key has one.
-    Raises: OSError.
-    """
+    """Make a context present a certificate. `password`: that of the key, if any. Raises: OSError."""
     # Without `_no_password`, OpenSSL would prompt for the key's password at the terminal.
     context.load_cert_chain(certificate, key, password=password or _no_password)
 

@@ -256,7 +256,7 @@ def test_a_reads_answer_that_is_garbage_is_noticed_or_parses(garbage: bytes) -> 
 @pytest.mark.parametrize(
     ("at", "value", "why"),
     [
-        (24, struct.pack(">q", 6), "not of the request"),
+        (24, struct.pack(">q", 6), "must have the request's"),
         # Flag 2 said "repair" once, and nobody ever sent it: repairs send recovery adds (flag 1).
         (1, b"\3", "flags 3"),
     ],
@@ -284,7 +284,7 @@ def test_a_run_that_no_answer_ends_with_is_refused() -> None:
     fields, _ = frames.encode_answers("b@1", [answer])
     crc = google_crc32c.extend(google_crc32c.value(fields[4:]), b"run")
 
-    with pytest.raises(frames.BadFrame, match="that has no run"):
+    with pytest.raises(frames.BadFrame, match="that must not have a run"):
         frames.parse_answers(struct.pack(">I", crc) + fields[4:], b"run")
 
 
