@@ -78,7 +78,7 @@ runAsNonRoot: true
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
-# A large disk is not walked at each start.
+# Do not change the group of all files on a large disk at each start.
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
@@ -98,7 +98,7 @@ exec:
     - |
       import os, ssl, urllib.request
       context = ssl.create_default_context(cafile=os.environ["TLS_CA_FILE"])
-      # The certificate is for the pod's name, of which DNS may not tell yet.
+      # No check of the host name: the probe does not connect to the pod's DNS name, which may not resolve yet.
       context.check_hostname = False
       context.load_cert_chain(os.environ["TLS_CERT_FILE"], os.environ["TLS_KEY_FILE"])
       urllib.request.urlopen("https://127.0.0.1:" + os.environ["PORT"] + {{ .path | quote }}, context=context, timeout=4)
@@ -128,7 +128,7 @@ metadata:
   labels: {{- include "quorumlog.labels" . | nindent 4 }}
 spec:
   clusterIP: None
-  # A bookie is asked who it is before it is ready.
+  # Publish addresses of pods that are not ready, because other services request a starting bookie's identity.
   publishNotReadyAddresses: true
   selector: {{- include "quorumlog.selector" . | nindent 4 }}
   ports:
@@ -152,7 +152,7 @@ metadata:
 spec:
   serviceName: {{ $name }}
   replicas: {{ $values.replicas }}
-  # Services wait for each other, and need no order.
+  # Start all pods at once, because each service waits for the services that it needs.
   podManagementPolicy: Parallel
   selector:
     matchLabels: {{- include "quorumlog.selector" . | nindent 6 }}
@@ -168,7 +168,7 @@ spec:
       {{- end }}
       automountServiceAccountToken: false
       enableServiceLinks: false
-      # Longer than DRAIN_S (20 s): what is in flight is settled first.
+      # Longer than DRAIN_S (20 s), so that a stopping service can finish the requests in flight.
       terminationGracePeriodSeconds: 45
       securityContext: {{- include "quorumlog.podSecurity" . | nindent 8 }}
       topologySpreadConstraints:
@@ -246,8 +246,8 @@ spec:
             {{- include $probe (merge (dict "path" "/health/live") .) | nindent 12 }}
             periodSeconds: 5
             failureThreshold: 60
-          # A gateway that reaches no metadata service still appends to open ledgers and reads: while there is none, clients
-          # must not be left without gateways.
+          # The readiness of a gateway is only its liveness: without a metadata service, a gateway is not ready to create ledgers,
+          # but clients still need it for reads and for appends to open ledgers.
           readinessProbe:
             {{- include $probe (merge (dict "path" (ternary "/health/live" "/health/ready" (eq .role "gateway"))) .) | nindent 12 }}
             periodSeconds: 10
@@ -284,7 +284,7 @@ spec:
         {{- if $zoneOfNode }}
         - name: zone
           emptyDir: {sizeLimit: 1Mi}
-        # The token of the ServiceAccount, in the init container alone.
+        # The token of the ServiceAccount, which is mounted in the init container only.
         - name: account
           projected:
             sources:
