@@ -1,10 +1,10 @@
-# One image for everything: `docker run -p 127.0.0.1:8080:8080 quorumlog serve` is a whole cluster with its databases, and
-# `docker run quorumlog services.bookie` one service, whose settings compose.yaml shows.
+# The image of all services. `docker run -p 127.0.0.1:8080:8080 quorumlog serve` runs a whole cluster with its databases, and
+# `docker run quorumlog services.bookie` runs one service, with the settings that compose.yaml shows.
 ARG PYTHON=python:3.11.13-slim-bookworm
 
-# What installs and compiles stays in this stage.
+# Only this stage contains tools that install and compile.
 FROM ${PYTHON} AS build
-# run, or spark: with Spark and a Java for its jobs.
+# The lock file: run, or spark, which adds Spark and a Java runtime for its jobs.
 ARG LOCK=run
 WORKDIR /app
 COPY requirements/${LOCK}.lock requirements/
@@ -13,7 +13,7 @@ RUN python3 -m venv /venv \
     && /venv/bin/python -m pip uninstall -y pip setuptools
 COPY services services
 COPY shared shared
-# A container with a read-only root compiles nothing itself.
+# Compile now, because a container with a read-only root can't store compiled files.
 RUN /venv/bin/python -m compileall -q --invalidation-mode unchecked-hash services shared
 
 FROM ${PYTHON}
@@ -26,9 +26,9 @@ COPY deploy/entrypoint /usr/local/bin/
 RUN printf '#!/bin/sh\nexec python -m quorumlog.cli "$@"\n' > /usr/local/bin/quorumlog \
     && chmod 755 /usr/local/bin/quorumlog
 
-# Bookies keep their entries in /data. What a cluster knows itself by is in /credentials, a volume for each role
-# (compose.yaml). A new volume takes over the folder's owner and mode. Postgres, Prometheus and Grafana, which run as
-# other users, read theirs as members of the group.
+# Bookies store their entries in /data. Certificates and passwords are in /credentials, with a volume for each role
+# (compose.yaml). A new volume takes over the folder's owner and mode. Postgres, Prometheus and Grafana run as other users,
+# and read their credentials as members of the group.
 RUN useradd --uid 10001 quorumlog \
     && for role in authority metadata bookie gateway autorecovery operator monitor postgres grafana; \
         do install -d -m 750 -o quorumlog -g quorumlog /credentials/$role; done \

@@ -2,8 +2,8 @@
 
 A show is an aggregate: its events, applied in order, give its state. A command reads to the end of the log, decides by
 the state, and appends its event at the offset that it expects to be the end (`expect`). If another process has
-appended first, the cluster rejects the append and writes nothing, and the command reads on and decides again. So any
-number of these servers can serve the same shows at once, and a seat is never given twice.
+appended first, the cluster rejects the append, and the command reads the new events and decides again. So any number
+of these servers can serve the same shows at once, and a seat is never given twice.
 
     python examples/event_sourcing.py --port 9001 --snapshots /tmp/shows --gateways http://127.0.0.1:8080
     python examples/event_sourcing.py --port 9002 --snapshots /tmp/shows --gateways http://127.0.0.1:8081
@@ -15,7 +15,7 @@ number of these servers can serve the same shows at once, and a seat is never gi
     curl -X POST http://127.0.0.1:9001/shows/hamlet/rebuild                # rebuild the state without snapshots
 
 Snapshots only save time: each contains the state after some events, and a server that starts reads only the later
-events. The log is never truncated, because it is the only source of truth, and can answer new questions about the past.
+events. The log is never truncated, because it is the only source of truth, and because a new program may need old events.
 
 Guarantees: the event of a command that got status 200 is in the log, so every server applies it. If the response to a
 command is lost, the command may have been carried out; repeating the command is harmless.

@@ -2,8 +2,8 @@
 
 The cluster delivers records at least once: records that were processed but not committed are delivered again. So the
 file stores its own offset, and one SQLite transaction updates both the balances and this offset. A record that is
-delivered again has a lower offset, and is skipped. The commit to the cluster follows the transaction. It shows the
-cluster how far the consumer is (its lag and its worker), and the lease lets only one worker read at a time.
+delivered again has a lower offset, and is skipped. After the transaction, the worker commits the offset to the cluster
+too, so that the cluster can show the consumer's lag. The consumer's lease lets only one worker read at a time.
 
     quorumlog log create payments
     python examples/exactly_once.py --file /tmp/balances.db --gateways http://127.0.0.1:8080 http://127.0.0.1:8081
@@ -11,11 +11,11 @@ cluster how far the consumer is (its lag and its worker), and the lease lets onl
     sqlite3 /tmp/balances.db 'SELECT * FROM balances'
     quorumlog log consumers payments
 
-You can kill it and start it again at any time, even with SIGKILL. It continues at once, because a worker with the same
-`--holder` takes the lease over. A worker with another holder waits until the lease has expired.
+You can kill the program and start it again at any time, even with SIGKILL. It continues at once, because a worker with
+the same `--holder` takes the lease over. A worker with another holder waits until the lease has expired.
 
 Guarantees: `balances` is the sum of all records below `progress.following`, each counted once. A record that is not a
-payment does not stop the consumer: the table `refused` gets its offset, and the reason.
+payment does not stop the consumer: the table `refused` gets the record's offset and the reason.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """A key-value store with a write-ahead log, and a standby that is always up to date.
 
-This is the use that BookKeeper's overview describes. All servers share a folder, which contains the
+BookKeeper's overview describes this application. All servers share a folder, which contains the
 log's name and the snapshots. Every server starts as a standby: it reads the newest snapshot, and
-then follows the log without fencing any writer. `POST /takeover` makes a server the active one: it
-opens the log, which fences the previous writer, and reads to the log's end. The next write of the
-previous active server fails, and makes that server a standby. When to take over, and with which
-server, must be decided elsewhere (by a person, or by a lease).
+then follows the log without fencing any writer. `POST /takeover` makes a server the active server:
+it opens the log, which fences the previous writer, and reads to the log's end. The next write of
+the previous active server fails, and makes that server a standby. When to take over, and with which
+server, must be decided outside of this program (by a person, or by a lease).
 
     python examples/wal_store.py --place /srv/store --port 9001 --gateways http://127.0.0.1:8080
     python examples/wal_store.py --place /srv/store --port 9002 --gateways http://127.0.0.1:8080
@@ -13,8 +13,8 @@ server, must be decided elsewhere (by a person, or by a lease).
     curl -X PUT http://127.0.0.1:9001/keys/colour -d blue
     curl http://127.0.0.1:9001/keys/colour
 
-Guarantees: an acknowledged change is in every server that takes over later. A change that was not
-acknowledged may be there too.
+Guarantees: every server that takes over later has all acknowledged changes. It may also have
+changes that were not acknowledged.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Place:
                 return newest[0], orjson.loads(newest[1].read_bytes())
 
     def save(self, following: int, values: dict[str, str]) -> None:
-        """Save a snapshot atomically, and delete the previous ones."""
+        """Save a snapshot atomically, and delete the previous snapshots."""
         draft = self._draft()
         with draft.open("wb") as file:
             file.write(orjson.dumps(values))
@@ -102,7 +102,7 @@ class Store:
 
     @property
     def is_active(self) -> bool:
-        """Whether this server is the active one."""
+        """Whether this server is the active server."""
         return self._producer is not None
 
     def stand_by(self) -> None:
@@ -117,7 +117,7 @@ class Store:
             await asyncio.wait([self._tail])
 
     async def take_over(self) -> None:
-        """Become the active server: fence the previous one, and read the log to its end."""
+        """Become the active server: fence the previous server, and read the log to its end."""
         async with self._turn:
             if self.is_active:
                 return

@@ -4,12 +4,12 @@
 //   node examples/board/server.mjs --port 3000 --gateway http://127.0.0.1:8080 --gateway http://127.0.0.1:8081
 //   then open http://127.0.0.1:3000/ in two windows
 //
-// The service checks what people write, and appends it; a message that was answered is durable, and is in the log once,
-// although requests are repeated when a gateway dies. Pages read from the gateways: the service keeps no messages, holds
-// no connections, and may be restarted at any time. Node 18.3 or later.
+// The service checks each message and appends it to the log. An acknowledged message is durable, and is in the log only
+// once, although the service repeats requests when a gateway dies. Pages read the log from the gateways. The service
+// stores no messages and keeps no connections open, so it may be restarted at any time. It needs Node 18.3 or later.
 //
-// Where gateways require tokens, QUORUMLOG_TOKEN has one with manage, append and read on the log. It stays in the
-// service: a page gets a ticket for its log instead, which is good for one request.
+// If the gateways require tokens, set QUORUMLOG_TOKEN to a token with manage, append and read on the log. The token never
+// leaves the service: a page gets a ticket instead, which allows one request to the log.
 
 import { randomUUID } from "node:crypto";
 import { readFile } from "node:fs/promises";
@@ -20,7 +20,7 @@ const BATCH = 500; // messages of one request to the log
 const BODY_BYTES_MAX = 4096;
 const AUTHOR_MAX = 40; // characters
 const TEXT_MAX = 500;
-const TRY_S = 60; // for how long an append is tried
+const TRY_S = 60; // time limit of a request with all its retries
 
 const { values: given } = parseArgs({
   options: {
@@ -32,10 +32,10 @@ const { values: given } = parseArgs({
 const path = `/v1/logs/${encodeURIComponent(given.log)}`;
 const token = process.env.QUORUMLOG_TOKEN;
 
-/** What a gateway refused: `status`, `code`, `retryable`, `outcome` of its problem document. */
+/** A request that a gateway rejected, with `status`, `code`, `retryable` and `outcome` of the problem document. */
 class Refused extends Error {}
 
-/** Ask gateways in turn until one has an answer; what is sent here may be sent again. */
+/** Send a request to the gateways in turn until one responds. Every request must be safe to repeat. */
 async function ask(method, where, body, headers = {}) {
   const deadline = Date.now() + TRY_S * 1000;
   for (let attempt = 0; ; attempt++) {
@@ -54,7 +54,7 @@ async function ask(method, where, body, headers = {}) {
       if (answer.ok) return told;
       throw Object.assign(new Refused(told.detail ?? told.title), told);
     } catch (error) {
-      // No answer, or one that says to ask again. The producer's numbers make a repeat harmless.
+      // No response, or a retryable error. A repeated append does no harm, because it has the producer's number.
       const isFinal = error instanceof Refused && !error.retryable && error.outcome !== "unknown";
       if (isFinal || Date.now() > deadline) throw error;
       await new Promise((done) => setTimeout(done, Math.min(100 * 2 ** attempt, 2000)));
@@ -62,11 +62,11 @@ async function ask(method, where, body, headers = {}) {
   }
 }
 
-/** Appends messages, exactly once and in the order in which they came. */
+/** Appends messages, each exactly once, in the order of the calls of `post`. */
 class Board {
   #waiting = [];
   #isSending = false;
-  #producer; // its id, and `since`: the log's end before its first request
+  #producer; // the headers that identify the producer; `since` is the log's end before its first request
   #seq = 0;
 
   async open() {
@@ -84,13 +84,13 @@ class Board {
   async #send() {
     this.#isSending = true;
     while (this.#waiting.length) {
-      // What came while the last request was under way goes together.
+      // One request appends all messages that arrived during the previous request.
       const batch = this.#waiting.splice(0, BATCH);
       try {
         const first = await this.#append(batch.map(({ message }) => ({ json: message })));
         batch.forEach(({ done }, index) => done(first + index));
       } catch (error) {
-        // Whether it was done is unknown, so its number is used up, and so is the producer.
+        // The append may have been carried out, so its number can't be used again: continue with a new producer.
         this.#producer = undefined;
         batch.forEach(({ failed }) => failed(error));
       }
@@ -111,7 +111,7 @@ class Board {
   }
 }
 
-/** Where a page can follow the log, one URL for each gateway. */
+/** The URLs at which a page can follow the log, one for each gateway. */
 async function follow(from) {
   const where = `${path}/records`;
   const query = new URLSearchParams({ from, encoding: "json" });
@@ -119,7 +119,7 @@ async function follow(from) {
   return given.gateway.map((gateway) => `${gateway}${where}?${query}`);
 }
 
-/** A message as it is kept; an Error that says what is wrong. */
+/** Parse a message from a request's body; an Error if it is not valid. */
 function messageOf(text) {
   let found;
   try {
@@ -155,7 +155,7 @@ const routes = {
     return /^\d{1,18}$/.test(from) ? [200, { urls: await follow(from) }] : [400, { error: "from: an offset" }];
   },
   "POST /messages": async (request) => {
-    // A page of another origin can't send this type without asking first, and the answer to that is no.
+    // A page of another origin can't send this type without a preflight request, which this service rejects.
     if (request.headers["content-type"]?.split(";")[0] !== "application/json") return [415, { error: "send application/json" }];
     const text = await bodyOf(request);
     if (text === undefined) return [413, { error: `at most ${BODY_BYTES_MAX} bytes` }];
@@ -182,7 +182,7 @@ async function handle(request, response) {
 await board.open();
 const server = createServer(handle);
 server.listen(Number(given.port), "127.0.0.1", () => console.log(`http://127.0.0.1:${server.address().port}/`));
-// Requests under way are answered, then the process ends.
+// Responds to the requests in progress, and then ends the process.
 function stop() {
   server.close(() => process.exit(0));
   server.closeIdleConnections();

@@ -2,7 +2,7 @@
 {{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end -}}
 {{- end -}}
 
-{{- /* The labels by which pods of a role are found. Takes (dict "root" $ "role" …), as all below. */ -}}
+{{- /* The labels that select the pods of a role. The argument of all following templates is (dict "root" $ "role" …). */ -}}
 {{- define "quorumlog.selector" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -20,7 +20,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{- /* The host of a pod of a role, of which the headless Service tells; POD_NAME is an environment variable. */ -}}
+{{- /* The DNS name of a pod, which the role's headless Service publishes. POD_NAME is an environment variable. */ -}}
 {{- define "quorumlog.host" -}}
 $(POD_NAME).{{ include "quorumlog.name" .root }}-{{ .role }}.{{ .root.Release.Namespace }}.svc
 {{- end -}}
@@ -34,7 +34,7 @@ $(POD_NAME).{{ include "quorumlog.name" .root }}-{{ .role }}.{{ .root.Release.Na
 {{- join "," $urls -}}
 {{- end -}}
 
-{{- /* Where a pod's certificate is. */ -}}
+{{- /* The settings with the paths of a pod's certificate. */ -}}
 {{- define "quorumlog.certificateSettings" -}}
 {{- if eq .root.Values.certificates.mode "csi" -}}
 - {name: TLS_CERT_FILE, value: /certificates/tls.crt}
@@ -89,7 +89,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{- /* A probe of an internal listener, which answers nobody without a certificate: the pod shows its own. Takes "path". */ -}}
+{{- /* A probe of an internal listener. It uses the pod's own certificate, because the listener rejects callers without one. Takes "path". */ -}}
 {{- define "quorumlog.probe" -}}
 exec:
   command:
@@ -98,7 +98,7 @@ exec:
     - |
       import os, ssl, urllib.request
       context = ssl.create_default_context(cafile=os.environ["TLS_CA_FILE"])
-      # No check of the host name: the probe does not connect to the pod's DNS name, which may not resolve yet.
+      # Do not check the host name: the probe connects to 127.0.0.1, because the pod's DNS name may not resolve yet.
       context.check_hostname = False
       context.load_cert_chain(os.environ["TLS_CERT_FILE"], os.environ["TLS_KEY_FILE"])
       urllib.request.urlopen("https://127.0.0.1:" + os.environ["PORT"] + {{ .path | quote }}, context=context, timeout=4)
@@ -111,9 +111,9 @@ timeoutSeconds: 5
 {{- end -}}
 
 {{- /*
-The objects of a role: its StatefulSet, the headless Service by which its pods are found, and its disruption budget. All four
-roles are StatefulSets, also those that keep nothing: services ask each other by the name that is in the certificate, and a
-Deployment's pods have none.
+The objects of a role: its StatefulSet, the headless Service that publishes its pods' names, and its disruption budget. All
+roles are StatefulSets, even the stateless ones: services connect to the host name in a process's certificate, and only pods
+of a StatefulSet have stable host names.
 Takes "port", "env" (text), and for bookies "isBookie", for gateways "isGateway".
 */ -}}
 {{- define "quorumlog.workload" -}}
