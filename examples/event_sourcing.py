@@ -78,7 +78,7 @@ class Show:
             del self.taken[event["seat"]]
         self.version += 1
 
-    # Commands return an event, and change nothing. They return None if nothing is to do, so repeats are harmless.
+    # Commands return an event, and change nothing. They return None if there is nothing to do, so repeats are harmless.
 
     def open(self, seats: int) -> Event | None:
         """Open the show with a number of seats."""

@@ -84,7 +84,10 @@ class Balances:
             following = self.following()
             for record in records:
                 if record.offset > following:
-                    raise Behind(f"the file lacks records {following} to {record.offset - 1}")
+                    raise Behind(
+                        f"the file lacks records {following} to {record.offset - 1}: read these"
+                        " records again with `quorumlog log reset`"
+                    )
                 if record.offset == following:
                     self._count(record)
                     following += 1
@@ -113,13 +116,13 @@ class Balances:
 
 
 def payment_of(value: bytes) -> tuple[str, int]:
-    """Parse a record's account and cents. Raises: ValueError if the record is not a payment."""
+    """Return a payment's account and cents. Raises: ValueError if the record is not a payment."""
     found: Any = orjson.loads(value)
     account, cents = (
         (found.get("account"), found.get("cents")) if isinstance(found, dict) else (None, None)
     )
     if not isinstance(account, str) or not account:
-        raise ValueError("account must be a string, and not empty")
+        raise ValueError("account must be a non-empty string")
     if not isinstance(cents, int) or isinstance(cents, bool) or abs(cents) > CENTS_MAX:
         raise ValueError("cents must be an integer between -10**12 and 10**12")
     return account, cents
@@ -131,7 +134,7 @@ async def work(log: Log, name: str, balances: Balances, *, holder: str, lease_s:
         if consumer.position > balances.following():
             raise Behind(
                 f"the committed offset is {consumer.position}, but the file has only the records below"
-                f" {balances.following()}: read the others again with `quorumlog log reset`"
+                f" {balances.following()}: read the later records again with `quorumlog log reset`"
             )
         async with aclosing(consumer.records().pages()) as pages:
             async for page in pages:

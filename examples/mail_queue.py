@@ -5,7 +5,8 @@
 
 A mail may be sent twice, if a worker dies between sending and acknowledging it. So each mail has a `Message-ID` made
 from its offset, by which the mail server recognises the duplicate. No mail is lost: each is acknowledged, waits in the
-queue, or is in `mails.dead` with the reason. `quorumlog queue redrive mails mail` sends dead mails once more.
+queue, or is in `mails.dead` with the reason. `quorumlog queue redrive mails mail` sends the mails in `mails.dead` once
+more.
 """
 
 import argparse
