@@ -93,5 +93,5 @@ def test_each_row_says_what_is_beyond_and_the_tests_that_are_named_are_there() -
 def test_what_is_remembered_of_others_has_a_test_of_the_first_one_beyond() -> None:
     remembered = _PAGE.read_text().split("\n## ")[1]
 
-    assert remembered.startswith("What is remembered")
+    assert remembered.startswith("Remembered state")
     assert [row for row in _ROW.findall(remembered) if row[4].strip() == "-"] == []
