@@ -306,8 +306,14 @@ class Consumers:
                 raise
             return known  # commits continue while metadata is unavailable, as appends do
         end = known.end if known and known.row.created_at == row.created_at else 0
-        known = self._known[name] = _Known(row, now_s, end)
-        self._known.move_to_end(name)
+        return self._cached(row, now_s, end)
+
+    def _cached(self, row: LogMetadata, read_s: float, end: int) -> _Known:
+        """Cache new metadata in a new object, because a pending request may still raise the end in
+        the old object, which belongs to the old metadata.
+        """
+        known = self._known[row.name] = _Known(row, read_s, end)
+        self._known.move_to_end(row.name)
         if len(self._known) > _ROWS_MAX:
             self._known.popitem(last=False)
         return known
@@ -324,8 +330,8 @@ class Consumers:
             with contextlib.suppress(errors.LogReplaced):  # the cached metadata is stale
                 known.end = max(known.end, await self.end(known.row))
         if offset > known.end:
-            known.row = await self._reader.rows.row(name)
-            known.end = await self.end(known.row)
+            row = await self._reader.rows.row(name)
+            known = self._cached(row, self._loop.time(), await self.end(row))
         if offset > known.end:
             raise _out_of(known.row, "/offset", f"offset must be at most the log's end {known.end}")
         return known.row

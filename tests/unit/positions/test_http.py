@@ -14,6 +14,7 @@ from loadtest.ports import free_ports
 from quorumlog.errors import EntryUnavailable
 from quorumlog.net.listen import listening
 from quorumlog.protocol import positions as protocol_positions
+from quorumlog.protocol.log import LogMetadata
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.app import build_app
 from services.gateway.edge.consumer_models import (
@@ -178,6 +179,37 @@ async def test_a_consumer_that_was_reset_into_the_new_log_is_refused_nowhere(
         assert (await commit(http, 3, at=at, Fencing_Token=token["Fencing-Token"])).status == 200
     else:
         assert (await http.ask("PUT", LEASE, headers=token, at=at)).status == 200
+
+
+async def test_no_commit_is_checked_against_the_end_of_a_deleted_log(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a gateway waits for the new log's end, it must not use the end that it knows of the
+    deleted log of the same name.
+    """
+    first = str((await acquire(http, "w1")).json["lease"]["fencing_token"])
+    assert (await commit(http, 10, Fencing_Token=first)).status == 200
+    assert (await http.ask("DELETE", LOG, at=1)).status == 204
+    created = (await http.ask("PUT", LOG, {}, at=1)).json["created_at"]
+    assert (await http.ask("POST", f"{ME}/reset", {"to": "earliest"}, at=1)).status == 200
+    lease = (await acquire(http, "w1", at=1)).json["lease"]
+    token, waits, go_on = str(lease["fencing_token"]), asyncio.Event(), asyncio.Event()
+    end_of = consumers.Consumers.end
+
+    async def end(service: consumers.Consumers, row: LogMetadata) -> int:
+        if row.created_at == created and not waits.is_set():
+            waits.set()
+            await go_on.wait()
+        return await end_of(service, row)
+
+    monkeypatch.setattr(consumers.Consumers, "end", end)
+    beyond = asyncio.ensure_future(commit(http, 50, Fencing_Token=token))
+    await waits.wait()
+    meanwhile = await commit(http, 5, Fencing_Token=token)
+    go_on.set()
+
+    assert code(meanwhile) == code(await beyond) == (422, "invalid")
+    assert (await http.ask("GET", ME)).json["offset"] == 0
 
 
 async def test_a_consumer_below_the_logs_beginning_is_told(http: Http) -> None:
