@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Final
 
 from quorumlog import errors
@@ -34,10 +33,12 @@ _MOVES_AT_ONCE: Final = 16
 """Maximum moves of a queue in one round, of each direction. Further dead letters can join them."""
 _MOVE_BYTES: Final = 1 << 20
 """Maximum bytes of a move's append, unless the append has a single record."""
-_MOVE_RUNS: Final = 32
-"""Maximum runs of consecutive offsets in a move, because each run takes a read. So a gateway soon
-finishes a step of a move, and the next owner need not repeat many reads. Chosen by judgement."""
+_MOVE_READS: Final = 8
+"""Maximum reads of a move's source. So a gateway soon finishes a step of a move, and the next owner
+need not repeat many reads, which may each take a second on a busy machine. Chosen by judgement."""
 _SCANNED: Final = 1000
+"""Maximum records of one read. A read includes records between those that it is for, because fewer
+reads are faster."""
 _FAILED: Final = (errors.ExpiredProducer, errors.InvalidRequest, errors.LogClosed, errors.LogFenced)
 """Errors of an append that the log will never accept."""
 
@@ -215,30 +216,33 @@ class QueueMoves(RowService[Queue]):
         self, row: Queue, source: str, move: Move
     ) -> tuple[dict[int, Record], Offsets]:
         """Returns a move's records by offset, as the move appends them, and the offsets of lost
-        records. If the move has not begun, returns only as many records as fit into one append, of
-        at most `_MOVE_RUNS` runs. A record is lost if the log no longer has it, or if it is too large for an append.
+        records. If the move has not begun, returns only as many records as fit into one append and
+        take `_MOVE_READS` reads. A record is lost if the log no longer has it, or if it is too
+        large for an append.
         """
         found: dict[int, Record] = {}
-        size, lost = 0, NONE
+        size, reads, lost, left = 0, 0, NONE, move.offsets
         created = move.created if move.is_back else row.created
-        for begin, end in islice(move.offsets.runs, _MOVE_RUNS if move.since < 0 else None):
-            at = begin
-            while at < end:
-                page, following = await self._page(source, at, end, created, max_bytes=_MOVE_BYTES)
-                gone = Offsets.span(at, following)
-                for each in () if page is None else page.records:
-                    gone -= Offsets.span(each.offset, each.offset + 1)
-                    shown = _shown(row, move, each)
-                    if shown is None:
-                        log.warning("too-large-to-move", extra={"queue": row.key})
-                        lost |= Offsets.span(each.offset, each.offset + 1)
-                        continue
-                    size += _size(shown)
-                    if move.since < 0 and found and size > _MOVE_BYTES:
-                        return found, lost
-                    found[each.offset] = shown
-                lost |= gone
-                at = following
+        while left.bits and (move.since >= 0 or reads < _MOVE_READS):
+            end = left.below(left.first + _SCANNED).end
+            page, following = await self._page(
+                source, left.first, end, created, max_bytes=_MOVE_BYTES
+            )
+            reads, read, left = reads + 1, left.below(following), left - left.below(following)
+            records = () if page is None else page.records
+            lost |= read - Offsets.of(each.offset for each in records)
+            for each in records:
+                if each.offset not in read:
+                    continue
+                shown = _shown(row, move, each)
+                if shown is None:
+                    log.warning("too-large-to-move", extra={"queue": row.key})
+                    lost |= Offsets.span(each.offset, each.offset + 1)
+                    continue
+                size += _size(shown)
+                if move.since < 0 and found and size > _MOVE_BYTES:
+                    return found, lost
+                found[each.offset] = shown
         return found, lost
 
     async def _has(self, target: str, move: Move, end: int, created: str) -> bool:

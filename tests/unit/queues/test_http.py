@@ -318,11 +318,13 @@ async def test_many_dead_letters_with_long_reasons_are_sent_in_appends_that_are_
     assert len({one["headers"]["Queue-Move"] for one in letters}) == 3  # 4 x 2,300 bytes in each
 
 
-async def test_scattered_dead_letters_are_moved_a_few_runs_at_a_time(
-    http: Http, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("reads", "scanned", "count"), [(2, 3, 2), (2, 1, 3), (1, 9, 1)])
+async def test_a_move_has_the_scattered_dead_letters_that_a_few_reads_find(
+    http: Http, monkeypatch: pytest.MonkeyPatch, reads: int, scanned: int, count: int
 ) -> None:
-    """Each run is read by itself: a gateway that is soon killed must still finish a move."""
-    monkeypatch.setattr(moves, "_MOVE_RUNS", 2)
+    """A gateway that is soon killed must still finish a step of a move."""
+    monkeypatch.setattr(moves, "_MOVE_READS", reads)
+    monkeypatch.setattr(moves, "_SCANNED", scanned)
     await http.done("PUT", DEAD, {})
     await put(http, max_attempts=1, dead_letter_log="dead")
     records = await claim(http)
@@ -331,7 +333,7 @@ async def test_scattered_dead_letters_are_moved_a_few_runs_at_a_time(
     letters = await dead_letters(http, 5)
     offsets = [one["headers"]["Dead-Letter-Offset"] for one in letters]
     assert offsets == ["0", "2", "4", "6", "8"]
-    assert len({one["headers"]["Queue-Move"] for one in letters}) == 3
+    assert len({one["headers"]["Queue-Move"] for one in letters}) == count
     assert (await http.done("GET", MAIL))["floor"] == 10
 
 
