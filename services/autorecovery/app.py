@@ -35,11 +35,11 @@ from services.autorecovery.writers import Writers
 
 _HEARTBEAT_S: Final = 1.0
 _COPY_BYTES: Final = 1 << 20
-"""Maximum size of one read of a repair, which also bounds the bursts above a copy limit."""
+"""Maximum size of one read of a repair. It is also the largest burst above a copy limit."""
 
 
 class Measures(Collector):
-    """The Prometheus metrics of this process, computed at each scrape."""
+    """The Prometheus metrics of this process, collected at each scrape."""
 
     def __init__(self, app: web.Application) -> None:
         """`app`: the application to measure; it has no metrics until its parts have started."""
@@ -102,7 +102,7 @@ class Measures(Collector):
 
 
 def build(config: Config) -> web.Application:
-    """Builds the application, whose background tasks run from its startup to its cleanup."""
+    """Builds the application. Its background tasks run from its startup to its cleanup."""
     app = web.Application(middlewares=[answers_problems])
 
     async def work(app: web.Application) -> AsyncIterator[None]:
@@ -130,7 +130,7 @@ def build(config: Config) -> web.Application:
 
 @contextlib.asynccontextmanager
 async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
-    """Context manager that starts the auditor, the checker and the workers, and stops them."""
+    """Context manager that runs the auditor, the checker and the workers."""
     name = str(uuid4())
     tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
     async with service_session(config.credentials) as session:

@@ -1,7 +1,7 @@
 """The auditor looks for lost members and for open ledgers whose writer is gone, and queues repairs.
 
 A lease selects one process as the auditor, to avoid duplicate work. Two auditors at the same time
-do no harm: queueing a repair twice equals queueing it once, and every change is a compare-and-swap.
+do no harm: a repair that is queued twice has one item, and every change is a compare-and-swap.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 _RECOVERY_S: Final = 60.0
 _DRAIN_SHARE: Final = 20
-"""Pause after a round of drains, or after a round that checks open ledgers, as a multiple of the
-round's duration. So each kind of round takes about 5 % of the auditor's time."""
+"""Pause after a round of drains or of checks of open ledgers, as a multiple of its duration, so
+that each kind of round takes about 5 % of the auditor's time."""
 _PAUSE_MAX_S: Final = 30.0
-"""Maximum pause, since a round may have been slow only because the metadata service was slow."""
+"""Maximum pause, because a round may be slow only because the metadata service is slow."""
 _BLOCKED_MAX: Final = 100
 """Maximum number of blocked recoveries reported with reasons; all are counted and logged."""
 _LEASE: Final = "auditor"
@@ -83,7 +83,7 @@ class Auditor:
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
         self.liveness_age_s: float | None = None
-        """Time for which Redis had recorded liveness at the last audit; None if unknown."""
+        """How long Redis had recorded liveness, at the last audit; None if unknown."""
 
     def trigger(self) -> None:
         """Starts a full audit now."""
@@ -161,7 +161,7 @@ class Auditor:
             when[member] = at
 
     async def _hurry_repairs_for_returned(self, bookies: Iterable[BookieInfo]) -> None:
-        """Retries waiting repairs at once if a bookie has returned, since they may need the bookie."""
+        """Retries waiting repairs at once if a bookie has returned that these repairs may need."""
         there = frozenset(bookie.id for bookie in bookies if bookie.state == "writable")
         if not there <= self._writable:
             await self._repairs.hurry()
@@ -169,7 +169,7 @@ class Auditor:
 
     async def _queue_drains(self, bookies: Iterable[BookieInfo]) -> None:
         """Queues repairs of all entries of draining members, without a grace period. Each audit
-        repeats this, because a gateway with an old list may still choose the member.
+        does so again, because a gateway with an outdated list may still choose the member.
         """
         clock = awake().time
         begun, triggers = clock(), self._triggers
@@ -190,7 +190,7 @@ class Auditor:
             self._note_audited(self._drain_due_at, member, again_at, triggers)
 
     async def _report_drain(self, member: str) -> None:
-        """Logs that a drain has ended, or the changed reason why the drain has not ended."""
+        """Logs the end of a drain, or the reason why the drain waits; the same report only once."""
         is_paused = self._steering.is_paused
         try:
             left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
@@ -221,7 +221,7 @@ class Auditor:
         self, member: str, *, but: Container[tuple[int, str]] = frozenset()
     ) -> int:
         """Queues repairs of a member's entries in all ledgers; returns the number of ledgers. Skips
-        the items in `but`: queueing an item again would take it away from its worker.
+        the items in `but`: to queue an item again would end the lease of the item's worker.
         """
         count = 0
         items: list[RepairAdd] = []
@@ -274,8 +274,8 @@ class Auditor:
         self._keep_blocked({*open_ledgers, *stuck.values()})
         has_been_silent = frozenset(self._silent.expired(silent, now))
         if not is_silence_proven:
-            # Rule 21: nothing is proven until Redis has been up for the grace period, which is
-            # longer for silent writers.
+            # Rule 21: silence proves nothing until Redis has been up for the grace period of silent
+            # writers, which is longer than the grace period of refusals.
             has_been_silent = frozenset()
         for ledger_id in dict.fromkeys(
             (*has_been_silent, *self._refused.expired(gone, now), *self._stuck.expired(stuck, now))
@@ -286,7 +286,7 @@ class Auditor:
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
-        """Probes again; returns whether the writer is gone or, if `is_silence_enough`, silent."""
+        """Probes the writer again: whether it is gone, or silent if `is_silence_enough`."""
         if row.writer is None or row.state is not State.OPEN:
             return True
         presence = await self._writers.presence_of(row.writer)

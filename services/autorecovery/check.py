@@ -1,9 +1,9 @@
-"""The replica check: compares the entries that bookies report as stored with the write sets.
+"""The replica check: compares each bookie's stored entries with the entries that it should have.
 
 Bookies compute digests of their own copies (ledger, entry, length, payload), so replicas are
 compared without transferring entries. If a bookie is unreachable, in limbo, or another incarnation,
-its answer is unknown, and its entries do not count as missing. Only closed fragments are checked,
-because the last fragment of an open ledger belongs to its writer.
+the state of its copies is unknown, and its entries do not count as missing. Only closed fragments
+are checked, because the last fragment of an open ledger belongs to its writer.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody, RangeDigest
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
 _SPANS: Final = 8
-"""Number of ranges in one request. A bookie reads them from memory in well below a second."""
+"""Number of ranges in one request. A bookie digests them, from memory, in well below a second."""
 _ASK_S: Final = 60.0
 _PRESENT_MAX: Final = 1000
-"""Maximum number of ranges in a bookie's report. Entries beyond the last range are unknown."""
+"""Maximum number of ranges in a bookie's report, which says nothing of entries beyond them."""
 
 _LACKS_MAX: Final = 100
-"""A member that lacks more ranges than this gets all entries from the first to the last range."""
+"""If a member lacks more ranges, all entries between the first and the last are copied to it."""
 
 Range = tuple[int, int]
 
@@ -59,13 +59,13 @@ class ReplicaReport:
     """The first entry of the open fragment, which is not checked; None if the ledger has none."""
     lacks: list[Lack] = field(default_factory=list)
     differing: list[Range] = field(default_factory=list)
-    """Ranges whose complete copies differ between members. This raises an alarm (rule 2)."""
+    """Ranges whose complete copies differ between members: an alarm is logged (rule 2)."""
     silent: list[str] = field(default_factory=list)
     """Members that did not report on all of their entries."""
     suspects: list[Range] = field(default_factory=list)
     """Ranges without a complete copy: some of their entries may be lost."""
     lost: tuple[Answers, ...] = ()
-    """Lost ranges: all bookies that could store these entries deny them."""
+    """Lost ranges: all bookies that could store these entries report them as absent."""
 
     @property
     def is_whole(self) -> bool:
@@ -75,7 +75,7 @@ class ReplicaReport:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The entries of a range with one residue mod `modulus`, and the members that store them."""
+    """The entries of a range whose ids have one residue mod `modulus`, and the members for them."""
 
     fragment: int
     first: int
@@ -128,8 +128,8 @@ class ReplicaCheck:
         return report
 
     async def recheck(self, row: LedgerMetadata, lacks: Iterable[Lack]) -> list[Lack]:
-        """Returns the findings that are still true: according to `row`, which was just read, the
-        member is still in the fragment, and the member reports the same again.
+        """Returns the findings that are still true: according to the new metadata `row`, the member
+        is still in the fragment, and it reports the same state again.
         """
         kept: list[Lack] = []
         for lack in lacks:
@@ -144,8 +144,8 @@ class ReplicaCheck:
         self, row: LedgerMetadata, member: str, first: int, last: int
     ) -> Ranges | None:
         """Returns the ranges of first..last, in closed fragments, that a member lacks on its disk
-        (rule 20a). Entries that a full report leaves out count as lacking. Returns None if the
-        member's answer lacks one of the shares.
+        (rule 20a). Entries beyond the end of a full report count as missing. Returns None if the
+        member's response lacks one of the shares.
         """
         found: list[Range] = []
         for shares in _batches(_within(row, member, first, last)):
@@ -164,7 +164,7 @@ class ReplicaCheck:
     async def _ask(
         self, member: str, ledger_id: int, shares: Sequence[_Share], *, from_disk: bool = False
     ) -> dict[_Share, RangeDigest]:
-        """Requests a member's digests of its shares; omits shares that are not reported."""
+        """Requests a member's digests of its shares. The result omits shares without a report."""
         mine: dict[tuple[int, int], list[_Share]] = defaultdict(list)
         for share in shares:
             if member in share.members:
@@ -191,15 +191,15 @@ class ReplicaCheck:
 
 
 def _is_reply_about(member: str, ledger_id: int, reply: DigestsBody) -> bool:
-    """Whether the reply is about this member and ledger (rule 4), and not from limbo (rule 15)."""
+    """Whether a reply is about this member and a ledger (rule 4) outside limbo (rule 15)."""
     return (reply.bookie, reply.ledger_id, reply.limbo) == (member, ledger_id, False)
 
 
 def _shares(row: LedgerMetadata) -> Iterator[_Share]:
     quorum = row.quorum
     modulus = quorum.modulus
-    # In a striped ledger a member reports one range for each stripe. The report on a larger share
-    # could exceed its limit, and the entries beyond it would never be checked.
+    # In a striped ledger, a member reports one range for each stripe. If a share were larger, the
+    # report could exceed `_PRESENT_MAX`, and the entries beyond it would never be checked.
     size = 2 * _PRESENT_MAX - 2 if quorum.is_striped else SPAN_ENTRIES
     if row.length and row.last_entry is not None and row.last_entry >= 0:
         size = max(1, min(size, _SPAN_BYTES * (row.last_entry + 1) // row.length))
@@ -226,7 +226,7 @@ def _within(row: LedgerMetadata, member: str, first: int, last: int) -> Iterator
 
 
 def _unreported(share: _Share, answer: RangeDigest) -> Iterator[Range]:
-    """Yields the part of a share beyond the end of a full report, if entries are lacking."""
+    """Yields the part of a share beyond the end of a full report, if the report lacks entries."""
     if answer.entries != len(share.ids):
         for named in (answer.present, answer.damaged):
             if len(named) >= _PRESENT_MAX and named[-1][1] < share.last:

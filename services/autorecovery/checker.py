@@ -1,8 +1,8 @@
 """Periodic checks of all ledgers' copies, and checks of single ledgers on request.
 
-Before a repair is queued, the finding is checked again with new metadata at the member that lacks
-the entries. Damage that bookies report is checked in the same way. Members of CLOSED ledgers are
-sent a copy of the metadata, because they may have missed a change (rule 18b).
+Before a repair is queued, the checker reads the metadata again, and asks the member again whether
+it lacks the entries. Damage that bookies report is checked in the same way. The checker sends
+members of CLOSED ledgers a copy of the metadata, because they may have missed a change (rule 18b).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from services.autorecovery.findings import KnownLosses, missing_zones
 log = logging.getLogger(__name__)
 
 _REQUESTED_MAX: Final = 4
-"""Maximum number of requested checks at a time (chosen by judgement)."""
+"""Maximum number of concurrent checks on request (chosen by judgement)."""
 _CHECKS_AT_ONCE: Final = 4
 _ASK_S: Final = 10.0
 _MISPLACED_MAX: Final = 10
@@ -62,11 +62,11 @@ class Checker:
         self.pass_s = 0.0
         self._requested = 0
         self.is_passing = False
-        """Whether a check of all ledgers runs."""
+        """Whether a check of all ledgers is running."""
         self.pass_ledgers = 0
-        """Number of ledgers checked by the running pass, or else by the last one."""
+        """Number of ledgers checked so far by the running pass, or in total by the last pass."""
         self.former_ledgers: int | None = None
-        """Number of ledgers in the last complete pass; None before the first."""
+        """Number of ledgers in the last complete pass; None before the first pass."""
 
     def trigger(self) -> None:
         """Starts a check of all ledgers now."""
@@ -91,7 +91,7 @@ class Checker:
             except QuorumLogError as error:
                 log.warning("check-put-off", extra={"why": error.detail})
             except Exception:
-                # A defect in one check must not end all checks.
+                # An unexpected error in one check must not end all checks.
                 log.exception("check-failed")
 
     async def check_all(self) -> None:
@@ -120,8 +120,8 @@ class Checker:
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
     async def verify_on_request(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
-        """Runs `verify` for a caller of the API. Concurrent checks are limited, since each reads
-        all copies. Raises: Overloaded if `_REQUESTED_MAX` requested checks already run.
+        """Runs `verify` for a caller of the API. Concurrent checks are limited, because each check
+        reads all copies. Raises: Overloaded if `_REQUESTED_MAX` requested checks already run.
         """
         if self._requested >= _REQUESTED_MAX:
             raise Overloaded(f"{_REQUESTED_MAX} requested checks already run: retry later")
@@ -159,7 +159,7 @@ class Checker:
         if queue:
             await self._queue_placed(row)
         if queue and row.state is State.CLOSED:
-            # No member is queried first, because a member that has the copy writes nothing.
+            # Don't query members first, because a member that has the copy writes nothing.
             await spread(row, self._ports)
         report = await self._replicas.check(row)
         report.lost = await self._losses.recheck(row, tuple(report.suspects))
@@ -188,8 +188,8 @@ class Checker:
         return report
 
     async def _queue_placed(self, row: LedgerMetadata) -> None:
-        """Queues repairs that lack only their last step (rule 20b). The queue may lack such repairs
-        after the database went back or was rebuilt, and the former member would be kept for ever.
+        """Queues repairs that lack only their last step (rule 20b). After a rebuild of the
+        database, the queue may lack such repairs, and the replaced member would be kept for ever.
         """
         targets = {repair.target for repair in row.placed_repairs}
         if targets:
@@ -203,7 +203,7 @@ class Checker:
             )
 
     async def _recheck_losses(self) -> None:
-        """Checks known losses again: an operator may have accepted the loss or restored a copy."""
+        """Checks known losses again; an operator may have accepted a loss or restored a copy."""
         for ledger_id in self._losses.oldest:
             try:
                 await self._losses.recheck(await self._metadata.get(ledger_id), ())

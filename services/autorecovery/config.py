@@ -13,9 +13,9 @@ class Config(ServiceSettings):
     lost_bookie_delay_s: float = Field(default=60.0, ge=0)
     """how long a bookie may be absent before its entries are copied to other bookies"""
     abandoned_s: float = Field(default=30.0, ge=0)
-    """how long a writer must be proven gone before its open ledger is recovered"""
+    """how long probes must show that a writer is gone before its open ledger is recovered"""
     silent_s: float = Field(default=300.0, ge=0)
-    """how long a writer that is not proven gone must be silent before its ledger is recovered"""
+    """how long a writer that may still work must be silent before its ledger is recovered"""
     in_recovery_s: float = Field(default=30.0, ge=0)
     """how long a ledger may stay IN_RECOVERY before another recovery is started"""
     audit_s: float = Field(default=5.0, gt=0)

@@ -1,4 +1,4 @@
-"""The progress of a drain: which ledgers still name the draining bookie, and why.
+"""Computes a drain's progress: the ledgers whose metadata still names the bookie, and why.
 
 The progress is computed from the current metadata, so a drain survives any restart. A drain is done
 when no metadata names the bookie any longer, whichever process removed it.
@@ -59,7 +59,7 @@ async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = Fal
 
 
 def _why(first: Sequence[LedgerUse], state: BookieState | None, *, is_paused: bool) -> str:
-    """Why a drain is not done: a cause for all ledgers, or the most frequent one among them."""
+    """Why a drain is not done: one cause for all ledgers, or their most frequent reason."""
     if is_paused:
         return "copying is paused: run `quorumlog repair resume` to continue"
     if state not in ("draining", "lost", None):
@@ -76,6 +76,6 @@ def _reason(use: LedgerUse) -> str:
         return why or waits
     if not use.leaves:
         return why or "is the target of a repair that is under way"
-    # The bookie was replaced, but is kept for now (rule 20b).
+    # The bookie was replaced, but the metadata keeps it until the repair's last step (rule 20b).
     kept = "it was replaced, and is kept until its successor has a copy of the metadata"
     return f"{kept}: {why}" if why else kept

@@ -1,5 +1,5 @@
-"""Decides from metadata and liveness which bookies are lost and which ledgers are at risk.
-Remembers lost entries (rule 31) until the loss is accepted or a copy turns up.
+"""Decides from metadata and liveness which bookies are lost and which ledgers are at risk. Stores
+known lost entries (rule 31) until the loss is accepted or a copy is found.
 """
 
 import logging
@@ -27,14 +27,14 @@ V = TypeVar("V")
 
 
 def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:
-    """The lowest number of surviving members in any fragment; it sets the priority of repairs."""
+    """The lowest number of surviving members in any fragment; the lowest is repaired first."""
     lost = frozenset(gone)
     return min(sum(member not in lost for member in fragment.bookies) for fragment in row.fragments)
 
 
 def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
     """Number of additional zones that a ledger's worst fragment could span. A lost bookie counts as
-    a separate zone, because its entries need a repair rather than another placement.
+    a separate zone, because its entries will be placed anew by a repair.
     """
     zones = {bookie.id: bookie.zone for bookie in bookies if bookie.state != "lost"}
     possible = min(len(set(zones.values())), row.quorum.ensemble_size)
@@ -53,18 +53,18 @@ def is_believable(bookies: Iterable[BookieInfo], *, share_max: float) -> bool:
 
 @dataclass(slots=True)
 class GracePeriod:
-    """Measures how long a condition has been true without a break, by key (ledger or member)."""
+    """Measures how long a condition has been continuously true, by key (ledger or member)."""
 
     grace_s: float
     since: dict[Hashable, float] = field(default_factory=dict)
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Records that nothing can be observed now. After `grace_s`, all keys start over."""
+        """Records that nothing can be observed now. After `grace_s` of this, all keys restart."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:
-        """Returns the values of keys that were in `seen` for `grace_s`; forgets all other keys."""
+        """Returns the values of keys that were in `seen` for `grace_s`; forgets other keys."""
         if self.unobserved_since is not None and now - self.unobserved_since >= self.grace_s:
             self.since = {}
         self.unobserved_since = None
@@ -92,13 +92,13 @@ class LostMembers(GracePeriod):
                 name, incarnation = member_name(bookie.id), member_incarnation(bookie.id)
                 earlier += [member_of(name, number) for number in range(1, incarnation)]
         expired = self.expired(away, now)
-        # If a second member is lost during the grace period, waiting longer would risk a third
-        # loss (BookKeeper: lostBookieRecoveryDelay).
+        # If a second member is absent during the grace period, waiting longer would risk a third
+        # loss (as in BookKeeper's lostBookieRecoveryDelay).
         return (*(expired if len(away) < 2 else away.values()), *earlier)
 
 
 class KnownLosses:
-    """The known lost entries, by ledger. Invariant: every bookie that could store them denied them."""
+    """Known lost entries by ledger: each bookie that could have them reported them as absent."""
 
     def __init__(self, holdings: HoldingsClient) -> None:
         """`holdings`: the client that queries bookies for their stored entries."""
@@ -116,7 +116,7 @@ class KnownLosses:
         return list(islice(self._found, _RECHECKS_AT_ONCE))
 
     async def recheck(self, row: LedgerMetadata, suspects: Ranges) -> tuple[Answers, ...]:
-        """Queries bookies again; returns the lost ranges among `suspects` and the known losses."""
+        """Queries bookies about `suspects` and the known losses; returns the lost ranges."""
         known = {(found.first, found.last) for found in self._found.get(row.ledger_id, ())}
         found = await self._holdings.lost(row, union((*suspects, *known)))
         self.forget(row.ledger_id)

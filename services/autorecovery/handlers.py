@@ -1,4 +1,4 @@
-"""The routes of autorecovery, which operators call, directly or through a gateway."""
+"""The HTTP routes of autorecovery. Operators call them directly or through a gateway."""
 
 import re
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Delay(Body):
 
 def _bookie(name: str, _pointer: str) -> str:
     if not re.fullmatch(BOOKIE_NAME, name):
-        raise NoSuchBookie("not a bookie's name: omit the @incarnation", bookie=name)
+        raise NoSuchBookie("the path needs a bookie's name without @incarnation", bookie=name)
     return name
 
 
@@ -72,7 +72,7 @@ AFTER: Final = query_text(
 
 
 _ROLES: Final = OPERATORS | GATEWAYS
-"""Includes gateways, because they forward operators' requests."""
+"""The list includes gateways, because gateways forward operators' requests."""
 _OBJECT: Final[dict[str, Any]] = {"type": "object"}
 _CHECK: Final = "/v1/checks/{ledger_id}"
 ROUTES: Final = Routes()
@@ -114,14 +114,14 @@ async def mend_ledger(request: web.Request, given: Given) -> web.Response:
 
 @ROUTES.add("GET /v1/drains/{bookie}", BOOKIE, roles=_ROLES, gives=Drain)
 async def get_drain(request: web.Request, given: Given) -> web.Response:
-    """Return a drain's progress, with the ledgers that still name the bookie, and the reasons."""
+    """Return a drain's progress, with the ledgers that still name the bookie, and why."""
     parts = request.app[PARTS]
     return answer(await drain_of(given[BOOKIE], parts.metadata, is_paused=parts.steering.is_paused))
 
 
 @ROUTES.add("DELETE /v1/bookies/{bookie}", BOOKIE, roles=_ROLES, status=204, is_audited=True)
 async def decommission(request: web.Request, given: Given) -> web.Response:
-    """Decommission a bookie that is stopped and that no ledger or repair names."""
+    """Decommission a stopped bookie that no ledger's metadata and no repair references."""
     try:
         await request.app[PARTS].metadata.retire(given[BOOKIE])
     except VersionConflict as error:

@@ -1,4 +1,4 @@
-"""Follows the operators' settings for autorecovery: limits or pauses the copying of this process."""
+"""Applies the operators' settings: limits or pauses the copying of this process."""
 
 import asyncio
 import logging
@@ -25,13 +25,13 @@ _POLL_S: Final = 0.2
 
 
 class PacedBookies:
-    """A rate-limited client of bookies for repairs, which delays adds. Implements `BookiesPort`.
+    """A client of bookies that limits the rate of a repair's adds. Implements `BookiesPort`.
 
     Invariant: in any t seconds, at most `bytes_per_s` * t bytes plus one run are sent.
     """
 
     def __init__(self, bookies: BookieClient) -> None:
-        """Start without a limit. Only adds are limited, since each read of a repair leads to one."""
+        """Start without a limit. Only adds are limited: each read of a repair leads to an add."""
         self._bookies = bookies
         self.fence, self.read_lac, self.read = bookies.fence, bookies.read_lac, bookies.read
         self.keep_row = bookies.keep_row
@@ -55,7 +55,7 @@ class PacedBookies:
                 self.copied_bytes += size
                 self.copied_entries += count
                 send()
-                # The debt shrinks only from now on: a stall during the send gives no credit.
+                # The debt shrinks only from now on: time that the send itself took reduces no debt.
                 self._seen_at = self._loop.time()
             self._wake.clear()
             await self._wake.wait()
@@ -65,7 +65,7 @@ class PacedBookies:
             now = self._loop.time()
             rate, since = self.bytes_per_s, now - self._seen_at
             self._seen_at = now
-            # Unused rate is not saved up, because the limit applies at any time, not on average.
+            # Unused rate is not saved, because the limit applies at any time, not on average.
             self._debt_bytes = 0.0 if rate is None else max(0.0, self._debt_bytes - rate * since)
             if self.is_paused:
                 await asyncio.sleep(_POLL_S)
@@ -92,7 +92,7 @@ class PacedBookies:
 
 @dataclass(eq=False)
 class Steering:
-    """Follows operators' settings in the metadata service; during an outage, the last ones apply."""
+    """Polls the operators' settings. While the metadata service is away, the last ones apply."""
 
     _config: Config
     """This process's own settings, which apply until operators change them."""
@@ -101,7 +101,7 @@ class Steering:
     _pace: PacedBookies
     _settings: RepairSettings = field(default_factory=RepairSettings)
     _triggers: int | None = None
-    """Number of audits that operators had requested at the last refresh; None before the first."""
+    """Number of audits requested by operators at the last refresh; None before any refresh."""
     _processes: int = 1
 
     @property
@@ -111,7 +111,7 @@ class Steering:
 
     @property
     def lost_bookie_delay_s(self) -> float:
-        """Maximum absence of a bookie, in seconds, before its entries are copied to others."""
+        """Maximum absence of a bookie, in seconds, before other bookies get its entries."""
         delay_s = self._settings.lost_bookie_delay_s
         return self._config.lost_bookie_delay_s if delay_s is None else delay_s
 
@@ -135,7 +135,7 @@ class Steering:
             await asyncio.sleep(_SETTINGS_S)
 
     async def refresh(self, triggered: Callable[[], None]) -> None:
-        """Reads and applies the settings, as `follow` does. Raises: MetadataUnavailable."""
+        """Reads and applies the settings once; see `follow`. Raises: MetadataUnavailable."""
         services = (await self._metadata.services()).services
         self._processes = max(1, sum(info.kind == "autorecovery" for info in services))
         found = await self._repairs.settings()

@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 
 _LEASE_S: Final = 60.0
 _REPAIR_S: Final = 24 * 3600.0
-"""Deadline of a repair, a guard against defects only. Under a low copy limit, a repair may take
-hours; meanwhile its lease is renewed."""
+"""Deadline of a repair, as a guard against defects. Under a low copy limit, a repair may take
+hours; its lease is renewed until the repair ends."""
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 0.1
 _ASK_S: Final = 5.0
 _CHANGE_S: Final = 3.0
-"""Time to wait for an ensemble change by a writer, before the item is put off."""
+"""Maximum wait for an ensemble change by a writer, before the item goes back to the queue."""
 _POLL_S: Final = 0.05
 
 
 class FragmentOpen(errors.NotEnoughBookies):
-    """The fragment is open: its writer must change it, or a recovery must close it first."""
+    """The fragment is open: its writer must replace the bookie, or a recovery close the ledger."""
 
 
 class BookieAway(errors.NotEnoughBookies):
@@ -55,16 +55,16 @@ class Worker:
     """Performs the repairs in the queue; the settings limit how many run at a time.
 
     Invariants:
-    - entries are copied only to bookies that metadata names as members or targets (rule 20);
+    - entries are copied only to members and repair targets in the metadata (rule 20);
     - an item is done only after a check that the member has its entries on disk (rule 20a);
-    - an open fragment is left to its writer (rule 21, I25);
+    - only its writer changes an open fragment (rule 21, I25);
     - a member stays in its ensembles unless it is lost, drained, or an earlier incarnation.
     """
 
     _repairs: RepairClient
     _directory: Directory
     _ports: Ports
-    """The network ports of repairs, with paced adds and without a quorum timeout."""
+    """The network clients of repairs, with rate-limited adds and without a quorum timeout."""
     _session: aiohttp.ClientSession
     _losses: KnownLosses
     _steering: Steering
@@ -122,7 +122,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Renews an item's lease during the block, so that no second worker copies too."""
+        """Renews an item's lease during the block, so that no second worker takes the item."""
 
         async def renew() -> None:
             while True:
@@ -144,8 +144,8 @@ class Worker:
         row = await self._finish_placed(await self._row(item.ledger_id), item.member)
         if self._may_stay(item.member):
             # The bookie may have returned as a later incarnation that the directory does not list
-            # yet. A repair of the earlier incarnation would complete the item, and keep a member
-            # that is gone (rule 15).
+            # yet. A repair to the earlier incarnation would complete the item, and the metadata
+            # would keep a member that is gone (rule 15).
             answering = (await self._ledger_info_from(item.member, row.ledger_id)).get("bookie")
             if isinstance(answering, str) and answering != item.member:
                 raise BookieAway("the bookie returned as a later incarnation", bookie=item.member)
@@ -158,7 +158,7 @@ class Worker:
             member_name, row.all_members
         ):
             raise BookieAway("the bookie is absent, but not lost yet", bookie=item.member)
-        # Otherwise the member has been replaced, and its successor was verified (rule 20a).
+        # Here, the member has been replaced, and its replacement was verified (rule 20a).
         for repair in row.placed_repairs:
             if repair.leaving == item.member:
                 raise BookieAway(
@@ -167,7 +167,7 @@ class Worker:
 
     async def _finish_placed(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
         """Completes repairs whose worker ended before the last step (rule 20b), if `member` is the
-        leaving member or the target. An absent target is replaced by a repair of its own.
+        leaving member or the target. A separate repair replaces a target that is absent.
         """
         for repair in row.placed_repairs:
             is_of_member = member in {repair.leaving, repair.target}
@@ -213,7 +213,7 @@ class Worker:
         try:
             return await conclude(repair, row.ledger_id, self._ports, Begin(), deadline_s=_REPAIR_S)
         except errors.EntryUnavailable as error:
-            # Rule 31: report an entry as lost if every bookie that could store the entry denies it.
+            # Rule 31: an entry is lost if each bookie that could have it reports it as absent.
             lost = await self._losses.recheck(repair.metadata, ranges_of(repair.unreadable))
             if lost:
                 raise error.replace(detail=f"lost: {lost[0]}") from error
@@ -225,7 +225,7 @@ class Worker:
             raise errors.NoSuchLedger("the ledger is deleted", ledger_id=ledger_id)
         if row is None:
             raise errors.NotEnoughBookies(
-                "the ledger's metadata can't be read now", ledger_id=ledger_id
+                "the ledger's metadata can't be read now: retry later", ledger_id=ledger_id
             )
         return row
 
@@ -237,8 +237,8 @@ class Worker:
         )
 
     def _may_move(self, item: RepairItem) -> bool:
-        """Whether another bookie may replace the item's member. The member of a restarting bookie
-        must stay; the entries that the member missed are copied to it later (rule 8).
+        """Whether another bookie may replace the item's member. A bookie that is restarting must
+        stay a member; the entries that it missed are copied to it later (rule 8).
         """
         if item.moves:
             return True
@@ -278,8 +278,8 @@ class Worker:
         self, target: str, row: LedgerMetadata
     ) -> tuple[tuple[int, int], ...]:
         """Returns the ranges that a target reports as stored, so that a repair continues an earlier
-        one. The repair reads them back like all others (rule 20a). Returns none if the metadata
-        does not name the bookie, which may be about to drop its copies (rules 18 and 20).
+        repair. It reads these entries back like all others (rule 20a). Returns none if the metadata
+        does not name the bookie, because it may then drop its copies (rules 18 and 20).
         """
         if member_name(target) not in map(member_name, row.all_members):
             return ()
@@ -292,14 +292,14 @@ class Worker:
             return ()
 
     async def _ledger_info_from(self, member: str, ledger_id: int) -> dict[str, Any]:
-        """Returns a bookie's report on a ledger; {} if the bookie is silent or has no entries."""
+        """Returns a bookie's report on a ledger; {} if the bookie is silent or lacks the ledger."""
         name = member_name(member)
         url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}"
         found = await ask_bookie(self._session, name, url, dict[str, Any], limit_s=_ASK_S)
         return found or {}
 
     async def _ask_writer_to_replace(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Requests that a live writer replace the member itself. No other process may fence a live
+        """Asks a live writer to replace the member, because no other process may fence a live
         writer (rule 21). Returns the metadata, which may still name the member.
         """
         is_open = row.state is State.OPEN and member in row.last_fragment.bookies

@@ -29,24 +29,24 @@ Refuses = Callable[[str], Awaitable[bool]]
 
 
 class WriterPresence(Enum):
-    """The result of a probe of a ledger's writer (rule 21a)."""
+    """The result of probing a ledger's writer (rule 21a)."""
 
     ALIVE = "alive"
     GONE = "gone"
     SILENT = "silent"
-    """The writer may be alive or gone: nothing is proven."""
+    """The probe proves nothing: the writer may be alive or gone."""
 
 
 class Writers:
-    """Probes the writers of ledgers. A writer is alive if the answer has the writer's instance id."""
+    """Probes the writers of ledgers. A live writer's response has the writer's instance id."""
 
     def __init__(self, session: aiohttp.ClientSession, refuses: Refuses | None = None) -> None:
-        """`session`: shared, and closed by the caller."""
+        """`session`: the caller's HTTP session; the caller closes it."""
         self._session = session
         self._refuses = refuses or refuses_everywhere
 
     async def presence_of(self, writer: Writer) -> WriterPresence:
-        """Probes whether the process at the writer's URL is still the writer."""
+        """Requests the instance id at the writer's URL, and compares it with the writer's."""
         try:
             found = await self._fetch_instance(writer.url_inside)
         except aiohttp.ClientConnectorError as error:
@@ -61,8 +61,8 @@ class Writers:
         return WriterPresence.ALIVE if instance == writer.id else WriterPresence.GONE
 
     async def _fetch_instance(self, url: str) -> Any:
-        # The timeout counts only time in which this process was awake, because a stopped process
-        # can't read the writer's answer.
+        # The timeout counts only time in which this process was awake, because a paused process
+        # can't read the writer's response.
         async with (
             awake_timeout(_ASK_S),
             self._session.get(
@@ -75,7 +75,7 @@ class Writers:
 
 
 def instance_in(found: Any) -> str | None:
-    """The instance id in a gateway's answer; None if another program answered, such as a proxy."""
+    """The instance id in a gateway's response; None if another program responded (a proxy)."""
     said = found.get("id") if isinstance(found, dict) else None
     return said if isinstance(said, str) and said else None
 

@@ -19,7 +19,7 @@ from services.local.cluster import ClusterError, LocalCluster
 from services.local.config import LocalSettings
 
 _METAVARS: Final = {"path": "FOLDER", "whole number": "N", "number": "SECONDS", "list": "NAMES"}
-"""Placeholders for values in `--help`, by kind of setting. A choice lists its values instead."""
+"""Placeholders for values in `--help`, by kind of setting. A choice shows its values instead."""
 
 
 def main() -> None:
@@ -43,8 +43,8 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Builds a parser with an option for each setting. For a secret, the option names a file,
-    because all users of the machine can see arguments.
+    """Builds a parser with an option for each setting. The option of a secret takes a file, because
+    all users of the machine can see arguments.
     """
     parser = argparse.ArgumentParser(
         prog="quorumlog serve",
@@ -84,7 +84,7 @@ async def _run(settings: LocalSettings) -> int:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Set all handlers, because the parent may ignore SIGINT, as a shell does for `&`.
+        # Set all handlers: a shell starts a background process (`&`) with SIGINT ignored.
         loop.add_signal_handler(number, task.cancel)
     cluster = LocalCluster(settings, say=_say)
     try:

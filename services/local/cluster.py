@@ -1,4 +1,4 @@
-"""Starts, watches and stops all processes of a cluster on one machine, in order.
+"""Starts, watches and stops all processes of a cluster on one machine.
 
 `python -m services.local` runs a cluster for users; `loadtest/cluster.py` runs clusters for tests.
 
@@ -34,11 +34,11 @@ from services.local.embedded import EmbeddedError, Postgres, Redis, set_up_postg
 from services.local.process import Process, Program, free_ports, is_free, start
 
 START_S: Final = 120.0
-"""Timeout of each step of the start. A step takes about a second on an idle machine."""
+"""Timeout of each step when a cluster starts. A step takes about a second on an idle machine."""
 _POLL_S: Final = 0.05
 _RESTART_S: Final = 1.0
-"""Minimum time between two starts of a process, so that a process that keeps dying does not use up
-the CPU. A process that dies once is back within 2 s."""
+"""Minimum time between two starts of a process, so that repeated starts do not use up the CPU. A
+process that dies once is back within 2 s."""
 _NEW_BYTES: Final = 80 << 20
 """Disk space of a new bookie by default: its first segment and its reserve. Postgres needs less."""
 _LOG_BYTES_MAX: Final = 16 << 20
@@ -64,7 +64,7 @@ def _reached_at(listen: str) -> str:
 
 
 class ClusterError(Exception):
-    """The cluster can't start or continue. The message has the reason, and often a log's end."""
+    """The cluster can't start or continue. The message has the reason, often with a log's end."""
 
 
 class StartTimeout(ClusterError):
@@ -106,7 +106,7 @@ class Service:
 
 
 class LocalCluster:
-    """The cluster of one DATA folder, with all its processes."""
+    """All processes of the cluster in one DATA folder."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class LocalCluster:
         self.credentials: LocalCertificates | None = None
 
     async def begin(self) -> None:
-        """Starts all processes; each kind starts when the kinds that it needs are ready. Raises:
+        """Starts all processes, each after the processes that it needs are ready. Raises:
         ClusterError. The caller must call `end` even if `begin` fails.
         """
         self._lock_folder()
@@ -136,7 +136,7 @@ class LocalCluster:
             try:
                 is_usable = is_free(port, "127.0.0.1")
             except OSError as error:
-                raise ClusterError(f"port {port} can't be used: {error.strerror}") from None
+                raise ClusterError(f"port {port} is unusable: {error.strerror}; set PORT") from None
             if not is_usable:
                 raise ClusterError(f"port {port} is in use: stop its server, or set PORT")
         kept_secret(self.settings.secret_file)
@@ -148,7 +148,7 @@ class LocalCluster:
         self._write_targets()
 
     def _write_targets(self) -> None:
-        """Writes Prometheus' targets (deploy/monitoring/prometheus.yml) and the gateways' URLs."""
+        """Writes the files with Prometheus' targets and the gateways' URLs."""
         services = [s for s in self.services.values() if s.kind in _SERVICES]
         targets = [
             {
@@ -165,7 +165,7 @@ class LocalCluster:
 
     @property
     def _gateways_file(self) -> Path:
-        """The file with the running gateways' URLs for the command line, beside the secret."""
+        """The file with the gateways' URLs, for the command line; in the folder of the secret."""
         return self.settings.secret_file.with_name(LOCAL_GATEWAYS.name)
 
     @property
@@ -203,7 +203,7 @@ class LocalCluster:
                 info: dict[str, Any] = await answer.json()
                 return info
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ClusterError(f"the bookie at {url} does not answer: {error!r}") from None
+            raise ClusterError(f"no answer from bookie {url}, see {self._logs}: {error!r}") from None
 
     def _lock_folder(self) -> None:
         for folder in (self._data, self._run, self._logs):
@@ -218,7 +218,7 @@ class LocalCluster:
         _await_orphans(self._run)
 
     def _report_room(self) -> None:
-        """Warns if the disk has too little room for new bookies and databases."""
+        """Warns if the disk has too little room for new bookies and a new database."""
         names = _names("bookie", self.settings.bookies)
         if not self.settings.postgres_dsn:
             names.append("postgres")
@@ -248,7 +248,7 @@ class LocalCluster:
         return dsn, redis_url
 
     async def _start_store(self, store: Postgres | Redis, url: str) -> str:
-        """Starts an embedded server; returns the URL for the services."""
+        """Starts an embedded server and waits until it is ready; returns `url`."""
         place, is_up = f"127.0.0.1:{store.port}", partial(asyncio.to_thread, store.is_ready)
         self._launch(store.program, place, is_up)
         await self.until_up(store.program.name)
@@ -282,8 +282,8 @@ class LocalCluster:
                 launched()
         if settings.rebuild_metadata:
             await self._rebuild(urls[0])
-        # New bookies start after the rebuild: by registering before it, they would turn the empty
-        # database into a new cluster.
+        # New bookies start after the rebuild: if they registered before, they would make a new
+        # cluster of the empty database.
         for launch in new:
             launch()
         await self.until_up(*bookies)
@@ -331,8 +331,8 @@ class LocalCluster:
             self._say(f"  {found['action']}: {subject}: {found['why']}")
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
-        """Returns the number of bookies that accept entries. Prints why the others don't, because
-        gateways would wait for them.
+        """Returns the number of bookies that accept entries. Prints why other bookies don't,
+        because gateways wait for three bookies.
         """
         found = [await self._fetch_info(self.services[name].url) for name in bookies]
         full = [info for info in found if info["free_bytes"] < info["read_only_below_bytes"]]
@@ -362,7 +362,7 @@ class LocalCluster:
         *,
         internal_port: int | None = None,
     ) -> None:
-        """Launches a service. `internal_port`: the port of its internal listener, if it has two."""
+        """Launches a service. `internal_port`: the port of its internal listener, if separate."""
         own_host = host = self._host(name)
         env = self._environment | {
             "HOST": own_host,
@@ -375,7 +375,7 @@ class LocalCluster:
             "PYTHONSAFEPATH": "1",
         }
         if internal_port is not None:
-            # A restart keeps the port: the new process shows callers that the old one is gone.
+            # A restarted gateway keeps this port; its response shows that the old process is gone.
             listen = self.settings.listen if own_host == LOOPBACK else own_host
             host = _reached_at(listen)
             env |= {
@@ -386,7 +386,7 @@ class LocalCluster:
                 "INTERNAL_ADVERTISED_URL": "",
             }
         argv = (sys.executable, "-m", f"services.{module}")
-        # A gateway's public listener has no TLS, since its clients lack the cluster's certificates.
+        # A gateway's public listener has no TLS, because clients lack the cluster's certificates.
         scheme = "http" if internal_port is not None else self._scheme
         url = f"{scheme}://{host}:{port}"
         # A gateway is ready only if a ledger with the default quorum (E=3) could be created.
@@ -402,22 +402,22 @@ class LocalCluster:
         return "http" if self.credentials is None else "https"
 
     def _credentials(self, name: str, role: str, host: str) -> dict[str, str]:
-        """Returns a service's credentials as settings, overriding this process's environment."""
+        """Returns the settings with a service's credentials; other credentials are empty."""
         none = dict.fromkeys(_CREDENTIALS, "")
         if self.credentials is None:
             return none | {"CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
         return none | self.credentials.settings(role, name, host)
 
     def _in_file(self, name: str, secret: str) -> dict[str, str]:
-        """Writes a secret to a file, and returns the setting that names the file. A file is safer
-        than an environment variable, which more tools show.
+        """Writes a secret to a file, and returns the setting with the file's path. A file is safer
+        than an environment variable, because more tools show variables.
         """
         file = self._run / name.lower()
         replace_file(file, secret.encode(), 0o600)
         return {f"{name}_FILE": str(file.resolve())}
 
     def _embedded_passwords(self) -> dict[str, str]:
-        """Returns empty password settings for embedded servers, whose URLs contain passwords."""
+        """Returns empty passwords for embedded servers, whose URLs contain the passwords."""
         given = {"POSTGRES": self.settings.postgres_dsn, "REDIS": self.settings.redis_url}
         return {
             f"{store}_PASSWORD{end}": ""
@@ -464,7 +464,7 @@ class LocalCluster:
         end = loop.time() + START_S
         while not await is_up():
             if not service.is_alive:
-                raise ClusterError(f"{name} ended during its start:\n{service.log_end()}")
+                raise ClusterError(f"{name} ended during its start. Its log:\n{service.log_end()}")
             if loop.time() > end:
                 raise StartTimeout(f"{name} is not ready after {START_S:g} s:\n{service.log_end()}")
             await asyncio.sleep(_POLL_S)
@@ -485,17 +485,17 @@ class LocalCluster:
             await asyncio.sleep(_POLL_S)
 
     async def end(self) -> None:
-        """Stops all processes; each kind stops when the kinds that need it have ended."""
+        """Stops all processes, each after the processes that need it have ended."""
         for kind in _STOP_ORDER:
             group = [service for service in self.services.values() if service.kind == kind]
             for service in group:
                 service.is_expected = False
                 if service.is_alive and service.process:
-                    # A process that a test has paused handles no signal, so continue it first.
+                    # First resume the process, because a paused process handles no signals.
                     service.process.send_signal(signal.SIGCONT)
                     service.process.send_signal(service.program.stop_signal)
             loop = asyncio.get_running_loop()
-            # Allow one drain, and as much time again for the work after the drain.
+            # Allow for one drain, and the same time again for the work after the drain.
             end = loop.time() + 2 * self.settings.drain_s + 10
             for service in group:
                 await self._await_end(service, end)
@@ -530,7 +530,7 @@ def _exit_reason(service: Service) -> str:
 
 def _await_orphans(run: Path) -> None:
     """Waits for processes of an earlier cluster whose supervisor was killed. The kernel has sent
-    them a signal, but until their end they use files that this cluster needs.
+    them a signal, but they use files that this cluster needs until they end.
 
     Raises: ClusterError after 30 s.
     """

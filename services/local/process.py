@@ -1,12 +1,12 @@
 """Starts and stops processes on one machine, and leases ports for them.
 
-A child must not outlive its parent, and must not inherit ignored signals (a CI may ignore SIGINT).
-A child has its own session, so that Ctrl-C reaches only the parent, which stops its children in
+A child must not outlive its parent, nor inherit ignored signals (a CI system may ignore SIGINT). A
+child has its own session, so that Ctrl-C reaches only the parent, which stops its children in
 order.
 
-Ports come from 10000-19999. A process leases ports by locks that end with the process. Ports chosen by the kernel (bind
-to 0, close, use later) are unsafe: another process may get the port meanwhile, or an outgoing connection while its
-server restarts.
+Ports come from 10000-19999. A process leases ports by locks that end with the process. Ports chosen
+by the kernel (bind to 0, close, use later) are unsafe: another process, or an outgoing connection,
+may get the port while its server does not listen.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 NOBODY: Final = 65534
-"""Id of the user that owns Postgres's files if the parent is root, because initdb refuses root."""
+"""Id of the user that owns Postgres's files if root runs the cluster: initdb refuses root."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
@@ -44,7 +44,7 @@ _END: Final = 20_000
 
 
 class Become(Enum):
-    """The user as which a child runs, since some programs refuse root, or users without a name."""
+    """The user that runs a child, because some programs refuse root or users without a name."""
 
     SELF = "self"
     NOBODY = "nobody"
@@ -76,7 +76,7 @@ Process = subprocess.Popen[bytes]
 def start(program: Program, log: Path) -> Process:
     """Starts a program, and appends its output to the file `log`.
 
-    Must be called in the main thread: the child gets `orphan_signal` when the calling thread ends.
+    Call it in the main thread: the child gets `orphan_signal` when the calling thread ends.
     """
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -118,7 +118,7 @@ def die_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
 
 
 def users_to_try(*paths: Path) -> tuple[Become, ...]:
-    """Returns the users to try, best first, for a child that needs a user name and these paths."""
+    """Returns users to try, best first, for a child that needs a user name and these paths."""
     if os.geteuid() != 0:
         return (Become.SELF, Become.NAMESPACE)
     ways = (Become.NOBODY_WITH_DAC_OVERRIDE, Become.NAMESPACE)
@@ -147,9 +147,9 @@ def _become(become: Become) -> None:
             _set_user()
         case Become.NOBODY_WITH_DAC_OVERRIDE:
             _checked(_LIBC.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
-            # Postgres checks its binaries by access(2), which ignores capabilities of users other
-            # than root unless this bit is set. Without CAP_SETPCAP the bit can't be set, and
-            # Postgres runs only if its binaries are readable for all.
+            # Postgres checks its binaries with access(2). For users other than root, access(2)
+            # ignores capabilities unless this bit is set. Without CAP_SETPCAP the bit can't be set;
+            # Postgres then runs only if all users may read its binaries.
             _LIBC.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
             _set_user()
             kept = 1 << _CAP_DAC_OVERRIDE
@@ -197,7 +197,7 @@ def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
             _leased.update(ports)
             if all(port not in avoid and is_free(port) for port in ports):
                 return [*ports]
-    raise OSError(errno.EADDRINUSE, f"no {count} adjacent free ports in {_FIRST}-{_END - 1}")
+    raise OSError(errno.EADDRINUSE, f"no {count} adjacent ports in {_FIRST}-{_END - 1} are free")
 
 
 def is_free(port: int, host: str = "") -> bool:
@@ -214,7 +214,7 @@ def is_free(port: int, host: str = "") -> bool:
 
 
 def _lock(ports: range) -> bool:
-    """Locks the bytes that represent these ports in a file, unless another process has locked one.
+    """Locks one byte of the lock file for each port, unless another process has locked one of them.
     The locks end with this process.
     """
     try:
@@ -226,7 +226,7 @@ def _lock(ports: range) -> bool:
 
 @cache
 def _lock_file() -> int:
-    """The descriptor of the file with the locks. Closing it would end all locks."""
+    """The descriptor of the lock file. To close the descriptor would end all locks."""
     return os.open(_folder() / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
@@ -239,5 +239,5 @@ def _folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "the folder is another user's: remove it", str(folder))
+        raise PermissionError(errno.EPERM, "another user owns the folder: remove it", str(folder))
     return folder
