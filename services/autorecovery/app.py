@@ -146,7 +146,7 @@ async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             timers,
             tasks,
             # Repairs have no quorum timeout, because a paced add may wait long before it is sent.
-            # Once the add is sent, its channel always answers, at worst with `unknown`.
+            # Once the add is sent, its channel always reports a result, at worst `unknown`.
             MachineTimes(quorum_s=inf),
             read_bytes_max=_COPY_BYTES,
         )

@@ -45,7 +45,7 @@ _LEASE: Final = "auditor"
 class Auditor:
     """Queues repairs for lost and draining members, and recovers abandoned ledgers.
 
-    Invariant: an open ledger is not changed while its writer answers (rule 21).
+    Invariant: an open ledger is not changed while its writer responds (rule 21).
     """
 
     _name: str
@@ -190,7 +190,7 @@ class Auditor:
             self._note_audited(self._drain_due_at, member, again_at, triggers)
 
     async def _report_drain(self, member: str) -> None:
-        """Logs the end of a drain, or the reason why the drain waits; the same report only once."""
+        """Logs that a drain has ended, or why it waits; skips a report that has not changed."""
         is_paused = self._steering.is_paused
         try:
             left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
@@ -264,8 +264,8 @@ class Auditor:
             if presence is WriterPresence.GONE:
                 gone[ledger_id] = ledger_id
             if presence is not WriterPresence.ALIVE:
-                # A refusal counts as silence too. Otherwise the ledger of a writer that alternates
-                # between refusals and silence would stay open.
+                # A refusal counts as silence too. If a writer alternated between refusals and
+                # silence, its ledger would otherwise stay open.
                 silent[ledger_id] = ledger_id
         stuck: dict[Hashable, int] = {
             (row.ledger_id, row.version): row.ledger_id

@@ -75,7 +75,7 @@ class ReplicaReport:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The entries of a range whose ids have one residue mod `modulus`, and the members for them."""
+    """The entries of a range whose ids have one residue mod `modulus`, and their write set."""
 
     fragment: int
     first: int
@@ -191,7 +191,7 @@ class ReplicaCheck:
 
 
 def _is_reply_about(member: str, ledger_id: int, reply: DigestsBody) -> bool:
-    """Whether a reply is about this member and a ledger (rule 4) outside limbo (rule 15)."""
+    """Whether this member sent the reply for this ledger (rule 4), outside limbo (rule 15)."""
     return (reply.bookie, reply.ledger_id, reply.limbo) == (member, ledger_id, False)
 
 

@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 
 def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:
-    """The lowest number of surviving members in any fragment; the lowest is repaired first."""
+    """The lowest number of surviving members in any fragment; low numbers are repaired first."""
     lost = frozenset(gone)
     return min(sum(member not in lost for member in fragment.bookies) for fragment in row.fragments)
 
@@ -60,11 +60,11 @@ class GracePeriod:
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Records that nothing can be observed now. After `grace_s` of this, all keys restart."""
+        """Records that nothing can be observed now. After `grace_s`, all grace periods restart."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:
-        """Returns the values of keys that were in `seen` for `grace_s`; forgets other keys."""
+        """Returns the values of keys that were in `seen` for `grace_s`; removes other keys."""
         if self.unobserved_since is not None and now - self.unobserved_since >= self.grace_s:
             self.since = {}
         self.unobserved_since = None

@@ -92,7 +92,7 @@ class PacedBookies:
 
 @dataclass(eq=False)
 class Steering:
-    """Polls the operators' settings. While the metadata service is away, the last ones apply."""
+    """Polls operators' settings. While the metadata service is away, the last settings apply."""
 
     _config: Config
     """This process's own settings, which apply until operators change them."""

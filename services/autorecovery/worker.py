@@ -43,7 +43,7 @@ _POLL_S: Final = 0.05
 
 
 class FragmentOpen(errors.NotEnoughBookies):
-    """The fragment is open: its writer must replace the bookie, or a recovery close the ledger."""
+    """The fragment is open: its writer must replace the bookie, or the ledger must be recovered."""
 
 
 class BookieAway(errors.NotEnoughBookies):

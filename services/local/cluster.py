@@ -203,7 +203,7 @@ class LocalCluster:
                 info: dict[str, Any] = await answer.json()
                 return info
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ClusterError(f"no answer from bookie {url}, see {self._logs}: {error!r}") from None
+            raise ClusterError(f"no reply from bookie {url}, see {self._logs}: {error!r}") from None
 
     def _lock_folder(self) -> None:
         for folder in (self._data, self._run, self._logs):
