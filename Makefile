@@ -204,9 +204,10 @@ test-spark: setup ## run Spark's slow tests: older PySparks (VERSIONS="4.0.5 4.1
 	@PYSPARK_VERSIONS="$(or $(VERSIONS),4.0.5)" $(PYTEST) -n 0 -rs tests/spark/test_versions.py tests/spark/test_chaos.py \
 		tests/spark/test_zip.py $(ARGS)
 
-chaos-spark: setup ## kill the drivers and gateways of Spark jobs and streams for TIME=; ROWS= RESTARTS=
+chaos-spark: setup ## kill the drivers and gateways of Spark jobs and streams for TIME=; ROWS= RESTARTS=, or EVERY= for one stream
 	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \
-		$(if $(ROWS),--rows $(ROWS)) $(if $(RESTARTS),--restarts $(RESTARTS))
+		$(if $(ROWS),--rows $(ROWS)) $(if $(RESTARTS),--restarts $(RESTARTS)) \
+		$(if $(EVERY),--every $(EVERY))
 
 .PHONY: scaling
 scaling: setup ## estimate the load that 100 bookies and 20 gateways can carry; ARGS="--bookies 10 --gateways 2"

@@ -11,6 +11,10 @@ are lost.
 In the end each number must be in both logs exactly once, and every ledger must belong to a log. The
 kills end after TIME. Then the stream runs to its end, and the records are counted. Another round
 begins if there is time for one more.
+
+With EVERY, there are no rounds. One stream commits numbers to a log each EVERY seconds until TIME is
+over. After the first minute gateways, bookies and the driver are killed. The run reports how long
+commits took, and how many ledgers the log had at most.
 """
 
 import argparse
@@ -28,6 +32,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, Literal
 
 import aiohttp
@@ -61,6 +66,16 @@ _ASK_S: Final = 5.0
 _TELL_EVERY_S: Final = 15.0
 """Interval between two lines of progress."""
 
+_FIRST_S: Final = 60.0
+"""Time before the first kill of a run with EVERY. Its commits are compared with the later ones."""
+_KILL_EVERY_S: Final = 30.0
+"""Interval between two kills of a run with EVERY."""
+_KILLS_OF_A_DRIVER: Final = 20
+"""Kills of bookies and gateways between two kills of the driver."""
+_RECOVERED_S: Final = 20.0
+"""Commits that begin this long after a kill, or later, count as undisturbed."""
+_STEADY_PARTITIONS: Final = 4
+
 _COMMIT: Final = re.compile(rb"POST /v1/transactions/[^ /]+/commit ")
 _DONE: Final = re.compile(rb"HTTP/1\.1 2\d\d ")
 _PARTITIONS: Final = 8
@@ -82,6 +97,13 @@ class Counts:
     kills_after_commit: int = 0
     """Kills of drivers that had not yet received the answer to their commit."""
     answers_lost: int = 0
+    bookie_kills: int = 0
+    commits: list[tuple[float, float]] = field(default_factory=list)
+    """When each commit began, by the monotonic clock, and its duration, both in seconds."""
+    kills_at: list[float] = field(default_factory=list)
+    """Times of the kills of a run with EVERY, by the monotonic clock."""
+    ledgers_max: int = 0
+    """The most ledgers that the log of a run with EVERY had."""
     stage: str = "a cluster starts"
     """The current stage of the run."""
     spent: dict[str, float] = field(default_factory=dict)
@@ -110,6 +132,27 @@ class Counts:
         return (
             f"{self.stage}: {self.driver_kills} driver kills, {self.gateway_kills} gateway kills, "
             f"{self.answers_lost} answers lost"
+        )
+
+    @property
+    def steady(self) -> str:
+        """The durations of the commits of a run with EVERY, in several lines."""
+        if not self.commits:
+            return "no commits"
+        start = self.commits[0][0] + _FIRST_S
+        first = median(took for at, took in self.commits if at < start)
+        last = median(took for _, took in self.commits[-60:])
+        calm = max(
+            took
+            for at, took in self.commits
+            if not any(at - _RECOVERED_S < kill < at + took for kill in self.kills_at)
+        )
+        return (
+            f"{len(self.commits)} commits in {self.commits[-1][0] - self.commits[0][0]:.0f} s,"
+            f" {self.bookie_kills} bookie kills, at most {self.ledgers_max} ledgers\n"
+            f"medians: first minute {first * 1e3:.0f} ms, last 60 commits {last * 1e3:.0f} ms\n"
+            f"longest: without a kill {calm * 1e3:.0f} ms ({calm / first:.1f} x),"
+            f" of all {max(took for _, took in self.commits) * 1e3:.0f} ms"
         )
 
     @property
@@ -148,8 +191,9 @@ class Answers:
         self._plan = list(what)
         self.held.clear()
 
-    def next(self) -> What | None:
-        """Return the action for an answer that has arrived."""
+    def next(self, began: float) -> What | None:
+        """Return the action for an answer that has arrived to a commit that began then."""
+        self._counts.commits.append((began, time.monotonic() - began))
         if not self._plan:
             return None
         what = self._plan.pop(0)
@@ -183,12 +227,13 @@ class LossyProxy:
             contextlib.suppress(OSError, asyncio.IncompleteReadError),
         ):
             up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
-            state = {"commits": False}
+            state: dict[str, float | None] = {"commits": None}
             back = asyncio.ensure_future(self._back(up_reader, writer, state))
             try:
                 while chunk := await reader.read(1 << 16):
                     # Each request begins a chunk, because clients wait for each answer.
-                    state["commits"] |= _COMMIT.match(chunk) is not None
+                    if _COMMIT.match(chunk):
+                        state["commits"] = time.monotonic()
                     up_writer.write(chunk)
                     await up_writer.drain()
             finally:
@@ -197,14 +242,17 @@ class LossyProxy:
                 await asyncio.wait({back})
 
     async def _back(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, state: dict[str, bool]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        state: dict[str, float | None],
     ) -> None:
         is_held = False
         with contextlib.suppress(OSError):
             while chunk := await reader.read(1 << 16):
-                if state["commits"]:
-                    state["commits"] = False
-                    what = self._answers.next() if _DONE.match(chunk) else None
+                if (began := state["commits"]) is not None:
+                    state["commits"] = None
+                    what = self._answers.next(began) if _DONE.match(chunk) else None
                     if what == "lose":
                         break
                     is_held = what == "hold"
@@ -224,6 +272,7 @@ class Chaos:
     """URLs of the proxies, separated by commas."""
     folder: Path
     rows: int
+    """The rows of a round, or of the log that was counted last."""
     partitions: int
     restarts: int
     end: float
@@ -266,6 +315,47 @@ class Chaos:
                 await asyncio.to_thread(self._count, log)
         self.counts.rows += self.rows
         self.say(f"round {number}: {self.counts}")
+
+    async def steady(self, every_s: float) -> None:
+        """Commit numbers to a log at this interval until the end, and kill processes meanwhile."""
+        loop, log = asyncio.get_running_loop(), "steady"
+        await self._ask("PUT", f"/v1/logs/{log}", {})
+        asked = {
+            "urls": self.urls,
+            "partitions": _STEADY_PARTITIONS,
+            "target": log,
+            "writes": False,
+            "every_s": every_s,
+            "checkpoint": str(self.folder / "checkpoint"),
+            "folder": str(self.folder),
+        }
+        with self.counts.timed("the stream"):
+            while loop.time() < self.end:
+                async with self._driver(asked) as driver:
+                    if not self.counts.commits:
+                        await until(lambda: bool(self.counts.commits), "the first commit", _WAIT_S)
+                        await asyncio.sleep(_FIRST_S - _KILL_EVERY_S)
+                    await self._disturb(driver, log)
+        self.rows = 0
+        with self.counts.timed("counting"):
+            await asyncio.to_thread(self._count, log)
+        self.counts.rows = self.rows
+
+    async def _disturb(self, driver: "subprocess.Popen[bytes]", log: str) -> None:
+        """Kill a bookie and a gateway in turn, and after some time the driver."""
+        loop, kills_at = asyncio.get_running_loop(), self.counts.kills_at
+        for number in range(_KILLS_OF_A_DRIVER):
+            await asyncio.sleep(min(_KILL_EVERY_S, max(0.0, self.end - loop.time())))
+            found = await self._ask("GET", f"/v1/logs/{log}")
+            self.counts.ledgers_max = max(self.counts.ledgers_max, len(found["ledgers"]))
+            if loop.time() >= self.end:
+                return
+            self._check_alive(driver)
+            kills_at.append(time.monotonic())
+            await (self._hurt_a_gateway() if number % 2 else self._hurt_a_bookie())
+            kills_at.append(time.monotonic())
+        kills_at.append(time.monotonic())
+        self._kill(driver)
 
     async def _batch(self, asked: dict[str, Any], log: str) -> None:
         """Kill a gateway while rows are being written, and the driver once its commit is done."""
@@ -357,6 +447,13 @@ class Chaos:
         self.counts.gateway_kills += 1
         await self.cluster.restart(name)
 
+    async def _hurt_a_bookie(self) -> None:
+        """Kill a bookie and start it again."""
+        name = f"bookie-{self.chance.randrange(1, 5)}"
+        await self.cluster.kill(name)
+        self.counts.bookie_kills += 1
+        await self.cluster.restart(name)
+
     async def _has_more(self, before: set[int], driver: "subprocess.Popen[bytes]") -> bool:
         self._check_alive(driver)
         return len(await self._ledgers() - before) > 1
@@ -399,11 +496,13 @@ class Chaos:
             page = pa.ipc.open_stream(answer.body).read_all()
             for value in page.column("value").to_pylist():
                 number = int(value)
+                seen.extend(bytes(max(0, number + 1 - len(seen))))
                 self.counts.doubled += seen[number]
                 seen[number] = 1
             at, is_end = int(answer.headers["Next-Offset"]), page.num_rows == 0
         http.close()
         self.counts.lost += seen.count(0)
+        self.rows = len(seen)
 
     async def settle(self, *, all_ledgers: bool) -> None:
         """Wait until all unpublished ledgers are deleted. Ledgers that remain are counted as
@@ -448,11 +547,13 @@ async def storm(
     restarts: int,
     time_s: float,
     seed: int,
+    every_s: float = 0.0,
     partitions: int = _PARTITIONS,
     waits_for_all: bool = False,
     say: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Run rounds while there is time for one more, but at least one.
+    """Run rounds while there is time for one more, but at least one. With `every_s`, run one stream
+    that commits at this interval instead.
 
     `waits_for_all`: also wait until ledgers that a log dropped are deleted. If the run is
     cancelled, it ends the cluster and sets `counts.broken_off`.
@@ -484,7 +585,9 @@ async def storm(
         stack.callback(chaos.http.close)
         try:
             number, longest_s = 0, 0.0
-            while number == 0 or loop.time() + longest_s < chaos.end:
+            if every_s:
+                await chaos.steady(every_s)
+            while not every_s and (number == 0 or loop.time() + longest_s < chaos.end):
                 at = loop.time()
                 await chaos.round(number)
                 longest_s = max(longest_s, loop.time() - at)
@@ -512,6 +615,7 @@ async def _run(asked: argparse.Namespace, counts: Counts) -> None:
             restarts=asked.restarts,
             time_s=asked.time,
             seed=asked.seed,
+            every_s=asked.every,
             waits_for_all=True,
             say=teller.say,
         )
@@ -531,6 +635,7 @@ def main() -> None:
         "time": (Seconds("60s"), "how long processes are killed: 90s, 2m, 1h"),
         "rows": (1_000_000, "rows of each round"),
         "restarts": (20, "how often the stream's driver is killed in each round"),
+        "every": (Seconds("0s"), "interval of the commits of one stream, instead of rounds"),
         "seed": (1, "seed of all random choices"),
     }
     asked = arguments("make chaos-spark", __doc__, options)
@@ -543,7 +648,7 @@ def main() -> None:
         counts.broken_off = f"interrupted while {counts.stage}"
     except DeadlineMissed as error:
         counts.broken_off = str(error)
-    print(counts.page)
+    print(counts.page if not asked.every else f"{counts.page}\n{counts.steady}")
     print(counts)
     raise SystemExit(130 if counts.broken_off.startswith("interrupted") else not counts.is_right)
 

@@ -1,5 +1,5 @@
 """A Spark driver for chaos tests, which kill it: it writes numbers to a log, and copies that log
-with a stream.
+with a stream, or writes numbers to a log with a stream that commits at an interval.
 
 `loadtest/spark_chaos.py` runs it with a JSON object as its only argument. After a kill it runs the
 driver again from the start, as a scheduler would. The result must be the same.
@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from quorumlog.spark import config
 from quorumlog.spark.source import QuorumLogSource
 
+ROWS_PER_S: Final = 1000
+"""Rows of a stream that commits at an interval."""
 EXPIRES_IN_S: Final = 60
 """Expiry of an abandoned transaction: short, since the test waits for its cleanup."""
 
@@ -40,8 +43,12 @@ def main() -> None:
     spark.dataSource.register(QuorumLogSource)
     if asked["writes"]:
         _batch(spark, asked)
-    if asked["target"]:
-        _stream(spark, asked)
+    if every_s := asked.get("every_s"):
+        _to_log(_ticks(spark, asked), asked).trigger(
+            processingTime=f"{every_s} seconds"
+        ).start().awaitTermination()
+    elif asked["target"]:
+        _to_log(_copied(spark, asked), asked).trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 
 
@@ -83,9 +90,9 @@ def _failing(seed: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return fail
 
 
-def _stream(spark: SparkSession, asked: dict[str, Any]) -> None:
-    """Copy the whole log to another log, in many batches."""
-    query = (
+def _copied(spark: SparkSession, asked: dict[str, Any]) -> DataFrame:
+    """A stream of the whole log, in many batches."""
+    return (
         spark.readStream.format("quorumlog")
         .option("gateway.url", asked["urls"])
         .option("subscribe", asked["source"])
@@ -93,15 +100,25 @@ def _stream(spark: SparkSession, asked: dict[str, Any]) -> None:
         .option("maxOffsetsPerTrigger", asked["rows_per_batch"])
         .load()
         .select("value")
-        .writeStream.format("quorumlog")
+    )
+
+
+def _ticks(spark: SparkSession, asked: dict[str, Any]) -> DataFrame:
+    """A stream of ascending numbers, which begins at 0 and never ends."""
+    ticks = spark.readStream.format("rate").option("rowsPerSecond", ROWS_PER_S)
+    numbers = ticks.option("numPartitions", asked["partitions"]).load()
+    return numbers.selectExpr("CAST(value AS string) AS value")
+
+
+def _to_log(rows: DataFrame, asked: dict[str, Any]) -> DataStreamWriter:
+    """The stream's writer to the other log."""
+    return (
+        rows.writeStream.format("quorumlog")
         .option("gateway.url", asked["urls"])
         .option("topic", asked["target"])
         .option("txnExpiresInSeconds", EXPIRES_IN_S)
         .option("checkpointLocation", asked["checkpoint"])
-        .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
 
 
 if __name__ == "__main__":
