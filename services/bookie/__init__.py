@@ -3,5 +3,5 @@
 The layers, from the bottom up: the log and its segments; the index and the replay; records;
 ledgers; the store; background work (collection, scrub, limbo); HTTP (see pyproject.toml).
 `protocol/replica.py` decides what a bookie accepts; this folder does the work with files, threads
-and sockets. The folder may use `quorumlog.net`, `wire` and `protocol`, and no other service.
+and sockets. This folder may import `quorumlog.net`, `wire` and `protocol`, but no other service.
 """

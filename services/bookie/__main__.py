@@ -10,7 +10,7 @@ from services.bookie.config import Config
 if __name__ == "__main__":
     os.umask(0o027)  # RocksDB creates files that everyone may read, unless a umask forbids it
     if len(sys.argv) > 1:
-        # Imported late, because its packages take 0.1 s to load, and serving needs none of them.
+        # Imported late: the tools' packages take 0.1 s to load, and serving needs none of them.
         from services.bookie import tools
 
         tools.run()

@@ -40,7 +40,7 @@ _KEPT_LEDGERS: Final = (
 
 
 def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> web.Application:
-    """Build the application, which listens at once and is ready once the bookie is registered."""
+    """Build the application. It listens at once, and is ready once the bookie is registered."""
     app = web.Application(middlewares=[answers_problems], client_max_size=MESSAGE_BYTES_MAX)
     app[BOOKIE] = BookieRuntime(config, end=end)
     app[UPGRADES] = True

@@ -7,8 +7,8 @@ from quorumlog.wire.rebuild_bodies import Range
 
 
 class VerdictBody(Body):
-    """The bookie's verdict on a range. Only the status `ok` and entries reported as absent are
-    proof. The body names the bookie and the range (rule 4).
+    """The bookie's answer about a range of entries. Only the status `ok` and entries reported as
+    absent are proof. The body names the bookie and the range (rule 4).
     """
 
     bookie: str
@@ -106,8 +106,8 @@ class DamageBody(Body):
     entries: tuple[DamagedEntries, ...]
     stretches: tuple[DamagedStretch, ...]
     is_cut: bool
-    """Whether the list is incomplete. Request it again when the listed damage is repaired and the
-    scrubber has completed a pass.
+    """Whether the list is incomplete. Request the list again when the listed damage is repaired and
+    the scrubber has completed a pass.
     """
 
 

@@ -26,11 +26,11 @@ OUT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16_384
-"""Limits per peer. Above either limit, its channel is not read until some requests are answered."""
+"""Limits per peer. Above either limit, the channel isn't read until requests are answered."""
 
 _ANSWER_BYTES: Final = 64
 _LARGE_BYTES: Final = 64 * 1024
-"""An answer with a larger run ends its message, because only a message's last run is not copied."""
+"""An answer with a larger run is the last in its message, because all earlier runs are copied."""
 
 
 class Peer:
@@ -61,7 +61,7 @@ class Peer:
             self._resume_if_roomy()
 
     def to_send(self) -> tuple[bytes, ...]:
-        """A frame with the next answers, as many from one member as fit into a message."""
+        """A frame with the next answers: as many answers from one member as fit into a message."""
         out = self._out
         if not out:
             return ()

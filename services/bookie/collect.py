@@ -1,10 +1,10 @@
 """Garbage collection: drop ledgers on proof, never on absence (rule 18).
 
 A ledger's entries are dropped only if two reads of its metadata, a grace period apart, show that
-the ledger is deleted (a tombstone), or CLOSED and without this bookie as a member.
-Missing metadata without a tombstone raises an alarm. Nothing is dropped while the metadata service
-serves another cluster's database, or a database that went back in time. So the snapshot with the
-metadata must have this bookie's witnesses (rule 18a) and the changes of its copies (rule 18c).
+the ledger is deleted (a tombstone), or CLOSED and without this bookie as a member. Missing metadata
+without a tombstone raises an alarm. Nothing is dropped while the metadata service serves another
+cluster's database, or a database that went back in time. As proof, the snapshot with the metadata
+must have this bookie's witnesses (rule 18a) and the changes of its copies (rule 18c).
 
 Ledgers are checked in pages, with one request to the metadata service for each page and check.
 
@@ -43,7 +43,7 @@ its index all the time. Chosen by judgement."""
 
 
 class Disposal(Enum):
-    """Whether this bookie may drop a ledger's entries, according to the ledger's metadata."""
+    """What this bookie may drop of a ledger, according to the ledger's metadata."""
 
     KEEP = auto()
     DROP = auto()
@@ -76,13 +76,13 @@ class MetadataRows:
         self._holder = self._cluster_id = ""
 
     def present(self, fresh: FreshCopies, holder: str, cluster_id: str) -> None:
-        """Make `confirm` present these copies, in the name of their holder, from now on."""
+        """Make `confirm` present these copies from now on, for the member that stores them."""
         self._fresh, self._holder, self._cluster_id = fresh, holder, cluster_id
 
     async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
-        """Read ledgers' metadata from the primary; `held` names the copies that the bookie has.
-        A ledger is UNKNOWN or omitted unless the database is proven to contain this bookie's
-        witnesses and the changes of these copies.
+        """Read ledgers' metadata from the primary; `held` lists the copies that the bookie stores.
+        A ledger is UNKNOWN or omitted unless the answer proves that the database contains this
+        bookie's witnesses and the changes of these copies.
         """
         try:
             proofs = await self._client.proofs(held, self._holder)
@@ -98,7 +98,7 @@ class MetadataRows:
                 self.kept.add(ledger_id)
             return CasStatus.UNKNOWN, None
         if proof.row is None and not proof.deleted:
-            # Raise an alarm. It is no proof: a database that went back in time looks the same.
+            # Raise an alarm, but keep the ledger: a database that went back looks the same.
             log.error("row-missing", extra={"ledger": ledger_id})
             self.missing_count += 1
             return CasStatus.UNKNOWN, None
@@ -133,7 +133,7 @@ class MetadataRows:
                 self._kept = witnesses
 
     async def ledgers_naming(self, bookie: str) -> set[int]:
-        """Ledgers whose metadata names a bookie in any incarnation. Saves reads, but is no proof."""
+        """Ledgers whose metadata names a bookie in any incarnation; only a hint, to save reads."""
         naming = await self._client.ledgers_naming(bookie)
         self.kept -= naming  # the bookie keeps these as a member
         return naming
@@ -151,7 +151,7 @@ class Collector:
     space: InitVar[Space | None] = None
     """Frees the store's segments."""
     _candidates: dict[int, tuple[Disposal, float]] = field(default_factory=dict)
-    """Disposal and time of the first check, for each ledger that it found droppable."""
+    """Disposal and time of the first check, for each ledger that this check found droppable."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Serializes checks, so that a second check comes after the first."""
     _has_dropped: bool = True
@@ -284,7 +284,7 @@ class Collector:
         }
 
     def _disposal(self, ledger_id: int, held: Sequence[RowName], found: Found) -> Disposal:
-        """The disposal after a check; `held`: the copies that the check's request named."""
+        """The disposal after a check; `held`: the copies that the check's request listed."""
         status, row = found
         if self._store.holdings.row_names(ledger_id) != held:
             return Disposal.KEEP  # a copy arrived meanwhile, and its change was not checked

@@ -2,13 +2,13 @@
 
 One cookie is in the directory, one in the metadata service. If the two cookies disagree, the bookie
 might deny entries that it once acknowledged, so it refuses to start. With an operator's permission
-the bookie starts as a new incarnation, which denies no entry that older ones may have stored.
+the bookie starts as a new incarnation, which denies no entry that it may have stored.
 
 Each member is one process (rule 15a). While the registered process answers at its URL, any other
-process is refused. A copied directory is recognized by its marker, which is another file
+process is refused. A copied directory is recognized because its marker is a different file
 (`Identity`). The metadata service stores the process that registered last and the last reported end
-of the log. A directory that does not list that process, or whose log ends earlier, went back to a
-snapshot.
+of the log. If a directory does not list that process, or its log ends earlier, the directory went
+back to a snapshot.
 
 The pure function `decide` compares both cookies. The local cookie is written first and gets
 `registered` only once the metadata service has it, so a crash in between is no mismatch.
@@ -111,7 +111,7 @@ def _born_ns(path: Path) -> int | None:
 
 PROCESSES_MAX: Final = 32
 """Maximum number of processes that a cookie lists, since a database that went back in time may name
-an older process. If that process is no longer listed, the bookie does not start.
+an older process. If the named process is no longer listed, the bookie does not start.
 """
 
 
@@ -127,7 +127,7 @@ class LocalCookie(BaseModel):
     directories: tuple[str, ...]
     boots: int
     registered: bool = False
-    """Whether the last start registered."""
+    """Whether the process that started last has registered."""
     ever_registered: bool = False
     """Whether an earlier start of this incarnation registered."""
     durability: str = "fsync"
@@ -152,8 +152,8 @@ class LocalCookie(BaseModel):
 
     @property
     def was_registered(self) -> bool:
-        """Whether the directory ever registered as this incarnation. If not, it acknowledged
-        nothing, and the member that ledgers name may be another directory (rule 15b).
+        """Whether the directory ever registered as this incarnation. If not, the directory
+        acknowledged nothing, and the member that ledgers name may be another directory (rule 15b).
         """
         return self.registered or self.ever_registered
 
@@ -212,7 +212,7 @@ class Situation:
     log_end: int
     """The end of the log, as the sequence number of its next batch."""
     log_end_reported: int = 0
-    """The log end that this instance's process last reported; 0 if another is registered."""
+    """The last log end reported for this instance; 0 if another instance is registered."""
     named: int = -1
     """The highest incarnation that ledgers name, if metadata refused a lower one (rule 15b)."""
     holder: str = ""
@@ -238,7 +238,7 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
     if local is not None and local.cluster_id != found.cluster_id:
         raise CookieRefused(
             f"{found.directory} belongs to cluster {local.cluster_id}, but METADATA_URLS lead to"
-            f" cluster {found.cluster_id}. Set METADATA_URLS to the first cluster's, or give the bookie an"
+            f" cluster {found.cluster_id}. Correct METADATA_URLS, or give the bookie an"
             " empty DATA_DIR."
         )
     if found.holder:
@@ -309,7 +309,7 @@ def is_displaced(mine: Cookie, registered: Cookie) -> bool:
 
 
 def is_copy(local: LocalCookie, identity: Identity) -> bool:
-    """Whether the directory is not the one that its cookie was written for."""
+    """Whether the directory's cookie was written for another directory."""
     # Versions before rule 15a stored no identity.
     return local.identity is not None and not local.identity.is_same(identity)
 

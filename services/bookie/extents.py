@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _ID: Final = struct.Struct(">q")
 
 GAP_BYTES_MAX: Final = 32 * 1024
-"""Maximum gap between parts read by one call, chosen by judgement: a gap costs less than a call."""
+"""Maximum gap between parts read by one call; by judgement, a gap costs less than a call."""
 
 AHEAD_EXTENTS: Final = 32
 """Number of extents to read ahead: the best of 8, 32, 128 and 300, measured at 13 KB each."""
@@ -94,7 +94,7 @@ def read_cached(extent: Extent, into: memoryview) -> Bytes | None:
 
 
 def is_large(extent: Extent) -> bool:
-    """Whether an extent is one large part. A large part's run is worth a separate buffer."""
+    """Whether an extent is one large part. A large part's run gets a separate buffer."""
     return len(extent.parts) == 1 and extent.end - extent.start > _LARGE_BYTES
 
 

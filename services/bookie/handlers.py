@@ -126,7 +126,7 @@ ROUTES: Final = Routes()
 def _asking(
     path: str, gives: type[Body], *given: Parameter[Any], roles: frozenset[Role] = WRITERS
 ) -> Callable[[Handler], Handler]:
-    """Declare a route of the protocol. Refusals have the body of a success, but another status."""
+    """Declare a route about one ledger; refusals have a success's body, but another HTTP status."""
     return ROUTES.add(path, LEDGER_ID, *given, MEMBER, roles=roles, gives=gives, refuses_with=gives)
 
 
@@ -216,7 +216,7 @@ async def read_entries(request: web.Request, given: Given) -> web.StreamResponse
     return answer(body, _HTTP_STATUS[found.status])
 
 
-# The metadata service fences a ledger that ends with an accepted loss.
+# The metadata service also sends this request, to fence a ledger that ends with an accepted loss.
 @_asking(f"POST {_LEDGER}/fence", VerdictBody, KEY, roles=WRITERS | METADATA)
 async def fence(request: web.Request, given: Given) -> web.StreamResponse:
     """Fence a ledger durably."""
@@ -253,7 +253,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
     bookie = request.app[BOOKIE]
     store, cookie = bookie.replayed_store, bookie.cookie
     if store is None:
-        raise errors.ReadOnly("this bookie is starting and replays its log: retry later")
+        raise errors.ReadOnly("this bookie is starting and is still replaying its log: retry later")
     found, following = await store.holdings.rows_page(given[AFTER], given[LIMIT])
     page = RowsPage(
         bookie=store.me if cookie is None else cookie.member,
@@ -367,7 +367,7 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
 
 @ROUTES.add("GET /v1/damage", roles=HEALERS | OPERATORS | GATEWAYS, gives=DamageBody)
 async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
-    """List the damaged entries and stretches of the log, which are to be repaired from peers."""
+    """List the damaged entries and stretches of the log; they must be repaired from peers."""
     store = _store(request)
     damages = store.damages
     return answer(
@@ -400,7 +400,7 @@ async def put_maintenance(request: web.Request, given: Given) -> web.StreamRespo
 
 
 def _check_not_withheld(store: Store, ledger_id: int) -> None:
-    """Raise EntryUnavailable while a drop is decided, so that no repair counts dropped entries."""
+    """Raise EntryUnavailable while a drop is decided, so that no repair counts the entries."""
     if ledger_id in store.withheld:
         raise errors.EntryUnavailable(
             f"{store.me} is deciding whether to drop the ledger: retry later", ledger_id=ledger_id
@@ -408,7 +408,7 @@ def _check_not_withheld(store: Store, ledger_id: int) -> None:
 
 
 def _check_not_deleted(store: Store, ledger_id: int) -> None:
-    """Raise NoSuchLedger if a ledger is deleted, since missing entries are no proof (rule 16a)."""
+    """Raise NoSuchLedger if a ledger is deleted: its missing entries prove nothing (rule 16a)."""
     if store.holdings.is_deleted(ledger_id):
         raise errors.NoSuchLedger(
             f"ledger {ledger_id} was deleted on {store.me}", ledger_id=ledger_id, deleted=True
@@ -480,7 +480,7 @@ def _store(request: web.Request) -> Store:
 
 
 async def _ask(store: Store, given: Given, asked: FenceAsked | LacAsked) -> web.Response:
-    """Pass a request about a whole ledger to the store, and return its verdict."""
+    """Pass a request about a whole ledger to the store, and return the store's answer."""
     ledger_id = given[LEDGER_ID]
     verdict = await answered(partial(store.ask, ledger_id, asked))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, verdict)

@@ -37,7 +37,7 @@ RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
 
 class LedgerTable:
-    """A bookie's ledgers. Use it on the event loop's thread only.
+    """A bookie's ledgers. Use the table on the event loop's thread only.
 
     Invariant: all callers share one object per ledger in memory; two objects would miss each
     other's fence.
@@ -52,14 +52,14 @@ class LedgerTable:
         self._unheld: set[int] = set()
         """Loaded ledgers without stored data on this bookie at the time of loading."""
         self._to_look_at: list[int] = []
-        """The ledgers that this round has not looked at."""
+        """The ledgers that the current round of `evict_idle` has not checked yet."""
         self.deleted: set[int] = set()
-        """Deleted ledgers without another record in a replay, until the index lists them."""
+        """Ledgers of which a replay found only the deletion, until the index has the deletion."""
         self.fresh = FreshCopies(index.fresh())
         self._applied_count = 0
 
     def set_member(self, me: str) -> None:
-        """Become another incarnation, before anything is served."""
+        """Continue as another incarnation. Call this before any request is served."""
         self._me = me
         for ledger in self._ledgers.values():
             ledger.replica.me = me
@@ -213,7 +213,7 @@ class LedgerTable:
     def _applied(self) -> None:
         self._applied_count += 1
         if self._applied_count % REPLAY_CHUNK == 0:
-            # Bound memory. The position stays, since replaying a record twice is harmless.
+            # Bound memory. The index keeps its position, since a repeated replay is harmless.
             self.write_index(None)
             self.evict_idle()
 
@@ -226,7 +226,7 @@ class LedgerTable:
         self.checkpointed(changes)
 
     def changes(self) -> list[tuple[StoredLedger, IndexChange]]:
-        """The changes that a checkpoint has to write."""
+        """The changes of all dirty ledgers, which the next checkpoint writes."""
         dirty = [ledger for ledger in self._ledgers.values() if ledger.is_dirty]
         return [(ledger, ledger.change()) for ledger in dirty]
 
@@ -241,7 +241,7 @@ class LedgerTable:
     async def rows_page(self, after: int, limit: int) -> tuple[list[HeldRows], int | None]:
         """A page of ledgers with ids above `after`, including deleted ones, for a rebuild of the
         metadata database (rule 18d), and the `after` of the next page. The page includes copies
-        that are not on disk yet, because the metadata in these copies is committed too.
+        that are not on disk yet, because their metadata is committed in the database all the same.
         """
         found: list[HeldRows] = []
         size = 0

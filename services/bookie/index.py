@@ -1,8 +1,8 @@
 """The index on disk: parts, states and metadata copies of ledgers. The log can rebuild the index.
 
-Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Only checkpoints write to the index. Each is one
-flush that includes the covered log position, so that the two cannot disagree. Lookups run on the
-event loop's thread and take some microseconds.
+Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Only checkpoints write to the index. A checkpoint is
+one flush that includes the covered log position, so that data and position cannot disagree. Lookups
+run on the event loop's thread and take some microseconds.
 
 RocksDB's write-ahead log is off: a checkpoint is one file and one line of RocksDB's manifest, so
 after any torn write the index is at an earlier checkpoint. (With a write-ahead log, a torn manifest
@@ -48,14 +48,14 @@ _FRESH_KEY: Final = b"Afresh"
 
 PARTS_AT_ONCE: Final = 100
 PAUSE_S: Final = 0.0003
-"""Pause of a scanning thread after PARTS_AT_ONCE parts. Without it, the event loop waits 5 ms for
-each of its turns (measured)."""
+"""Pause of a scanning thread after PARTS_AT_ONCE parts. Without the pause, the event loop waits 5
+ms for each of its turns (measured)."""
 
 REOPEN_BYTES: Final = 2 * 1024 * 1024
 """Free space needed to open RocksDB, which writes its options, a manifest and a log of its own."""
 
 WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
-"""Size of a write buffer. Two buffers and the block cache bound RocksDB's memory."""
+"""Size of a write buffer. RocksDB uses at most two write buffers and the block cache."""
 
 BLOCK_CACHE_BYTES: Final = 8 * 1024 * 1024
 """Less than RocksDB's default of 32 MiB, which even scans of a small index fill, because blocks of deleted files stay
@@ -112,7 +112,7 @@ class Index:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the index. Raises Exception if it is damaged or of another format."""
+        """Open or create the index. Raises Exception for a damaged index or another format."""
         self.is_suspect = False
         """Whether a read failed, so that the index must be rebuilt."""
         self.is_failed = False
@@ -190,7 +190,7 @@ class Index:
             # After an error, such as a full disk, RocksDB refuses writes until it is reopened.
             # Reopening needs room; until there is room, the open database still serves reads.
             if not has_room(self.path.parent, REOPEN_BYTES):
-                raise OSError(errno.ENOSPC, "No space left to open the index again")
+                raise OSError(errno.ENOSPC, "no space to reopen the index: free some space")
             self.close()
             self._db = self._open_database()
             self.is_failed = False

@@ -1,7 +1,7 @@
 """Verifies a stopped bookie's log and index, and salvages a log that is damaged below its tail.
 
 Verification continues after damage, so that the report is complete. The log's end is checked by the
-same code as at a normal start, so a bookie with a valid log also starts.
+same code as at a normal start. So a bookie whose log passes verification also starts.
 
 A salvage copies readable records in order to a new log, and keeps the old one as `log.damaged`.
 Unreadable records may have been acknowledged, so the cookie is marked before the new log takes its
@@ -41,7 +41,7 @@ from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import BATCH_BYTES_MAX, LogWriter, Position
 
 IN_FLIGHT_BYTES: Final = 2 * BATCH_BYTES_MAX
-"""Maximum size of records queued in the writer: a batch gathers while another is synced."""
+"""Maximum size of records queued in the writer: one batch fills while another is synced."""
 
 _LOOK_S: Final = 0.5
 
@@ -62,7 +62,7 @@ class LogReport:
     log_bytes: int = 0
     entries_in_index: int = 0
     deleted_ledgers: int = 0
-    """Number of ids in deletion records; an interrupted compaction may leave an id twice."""
+    """Number of ids in deletion records. After an interrupted compaction, an id may occur twice."""
     problems: list[str] = field(default_factory=list)
     tail: str = ""
     """The state of the log's end, such as clean or torn."""
@@ -189,7 +189,7 @@ def _verify_index(
         numbers = segments.numbers()
         if at is not None and numbers and at.segment > numbers[-1]:
             report.problems.append(
-                f"{segments.path(at.segment)} is missing, but the index covers it to offset {at.offset}"
+                f"{segments.path(at.segment)} is missing, but is indexed to offset {at.offset}"
             )
         for number, ledger_ids in deleted.items():
             if at is not None and number < at.segment:
@@ -293,7 +293,7 @@ def salvage_log(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> 
         shutil.rmtree(made, ignore_errors=True)
         raise
     report.ledgers = len(ledgers)
-    # Mark the cookie first, so that no start takes the new log for a complete one.
+    # Mark the cookie first, so that no start takes the new log for a complete log.
     cookie = read_cookie(directory)
     if cookie is not None:
         write_cookie(directory, cookie.model_copy(update={"salvaged": True}))

@@ -1,8 +1,8 @@
-"""A ledger in memory, with its rules (`Replica`), the parts stored since the last checkpoint, and
-the answers that wait for the disk.
+"""A ledger in memory: its protocol state (`Replica`), the parts stored since the last checkpoint,
+and the answers that wait for the disk.
 
 Use a ledger on the event loop's thread only. A checkpoint begins with `change()` and ends with
-`checkpointed()`; a change made in between stays dirty.
+`checkpointed()`; a change made in between is left to the next checkpoint.
 """
 
 import logging
@@ -79,11 +79,11 @@ class StoredLedger:
         self.hidden: set[int] = set()
         self._hiding = _NOTHING
         self._replaced: list[tuple[Part, Part, Part | None]] = []
-        """(new, old, rest) for each new part that is not on disk yet. The part `new` took entries
-        from the part `old`, and `rest` is the remaining part."""
+        """(new, old, rest) for each new part that is not on disk yet. The part `new` replaces
+        entries of the part `old`, and `rest` contains the remaining entries of `old`."""
         self._is_in_checkpoint = False
         self.read_to = self.ahead_to = NO_ENTRY
-        """The ends of the last read and of read-ahead."""
+        """The last ids that a read and read-ahead have reached."""
         self.is_used = True
         """Whether a request named the ledger since the table's last check (`holdings.py`)."""
         self.is_cold = False
@@ -158,7 +158,7 @@ class StoredLedger:
         return found, last
 
     def _with_indexed(self, recent: Iterable[Part], first: int, last: int) -> Iterable[Part]:
-        """Recent parts and those of the index, ascending by first."""
+        """Recent and indexed parts that may contain some of first..last, ascending by first."""
         hidden, hiding = self.hidden, self._hiding
         indexed = self._index.parts(self.ledger_id, first, last, self.sparse_span)
         if hidden or hiding:
@@ -244,7 +244,7 @@ class StoredLedger:
         self._dirty_count += 1
 
     def when_synced(self, after: int, callback: Callable[[], None]) -> None:
-        """Call `callback` once the first `after` records are on disk, possibly at once."""
+        """Call `callback` once the ledger's first `after` records are on disk, possibly at once."""
         if after <= self.replica.synced_count:
             callback()
         else:
@@ -297,7 +297,7 @@ class StoredLedger:
         return replica.is_deleted and replica.synced_count == replica.accepted_count
 
     def _prune(self) -> None:
-        """Forget replaced parts whose replacement is on disk."""
+        """Remove replaced parts whose replacement is on disk from `_replaced`."""
         if self._replaced:
             self._replaced = [item for item in self._replaced if item[0].segment < 0]
 
@@ -326,7 +326,7 @@ class StoredLedger:
         )
 
     def change(self) -> IndexChange:
-        """A checkpoint's changes to write. The index row may be ahead of the checkpoint's log
+        """The ledger's changes for a checkpoint. The index row may be ahead of the checkpoint's log
         position. Its fields only grow, so replaying the same records again is harmless.
         """
         self._dirty_count = 0
@@ -339,7 +339,7 @@ class StoredLedger:
         kept = [old for _, old, _ in self._replaced if old.segment >= 0 and id(old) not in left]
         if left:
             parts = [part for part in parts if id(part) not in left] + kept
-        # Parts hidden from now on belong to the next checkpoint.
+        # The next checkpoint deletes parts that become hidden from now on.
         still = {part.first for part in kept}
         self._hiding, self.hidden = frozenset(self.hidden - still), still
         row = None if self.is_deletion_synced else self.row()

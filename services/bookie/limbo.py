@@ -11,11 +11,11 @@ missing entries, and replaces the old incarnation by the new one in the metadata
 may check authentication codes, by rule 30.) The bookie ends a ledger's limbo when no fragment names
 an older incarnation and the index has all entries that metadata places here.
 
-Metadata may name an older incarnation after phase one, or after the ledger's limbo, because a
-change for the older member completed late. These ledgers need no mark, since the bookie denies no
-entry and accepts no normal add as the older member (rule 15, ADR 7). A repair replaces the older
-member only after all entries were read back (rule 20a). So counting the indexed entries suffices to
-end limbo: copies were read back, and the new member itself acknowledged later adds.
+Metadata may name an older incarnation after phase one, or after the ledger's limbo, if a change for
+the older member completes late. These ledgers need no mark, since the bookie denies no entry and
+accepts no normal add as the older member (rule 15, ADR 7). A repair replaces the older member only
+after all entries were read back (rule 20a). So counting the indexed entries suffices to end limbo:
+copies were read back, and the new member itself acknowledged later adds.
 
 Both phases resume after a crash, because the file `limbo` in the directory marks unfinished work.
 """
@@ -48,13 +48,13 @@ _REST_FACTOR: Final = 10
 this bookie."""
 _RANGES_MAX: Final = 1000
 _REQUEUE_S: Final = 600.0
-"""Time until a ledger still in limbo is queued again. It is long, because a repair may take long,
-and queueing takes a ledger away from its worker."""
+"""Time until a ledger still in limbo is queued again. The time is long, because a repair may take
+long, and queueing a ledger again takes it away from the worker that repairs it."""
 
 
 @contextlib.contextmanager
 def logged(what: str, **members: object) -> Iterator[None]:
-    """Log the block's error instead of raising it, so that a failed round does not end the loop."""
+    """Log a block's error instead of raising it, so that a failed round does not end the loop."""
     try:
         yield
     except QuorumLogError as error:
@@ -169,7 +169,7 @@ class Limbo:
         self._note_queued([(row.ledger_id, False) for row in due])
 
     def _is_due(self, key: tuple[int, bool]) -> bool:
-        """Whether a repair is due. `key`: ledger id, and whether it is for this incarnation."""
+        """Whether a repair is due. `key`: ledger id, and whether to repair this incarnation."""
         now = asyncio.get_running_loop().time()
         return now - self._queued_at.get(key, float("-inf")) >= _REQUEUE_S
 
@@ -179,7 +179,7 @@ class Limbo:
         self._queued_at.update(dict.fromkeys(keys, now))
 
     async def _try_to_leave(self, ledger_id: int) -> None:
-        """End a ledger's limbo if it has every expected entry; else queue the missing entries."""
+        """End a ledger's limbo if no expected entry is missing; else queue repairs."""
         checked = 0
         missing: Ranges = ()
         # Later denials depend on this metadata, so it must have the changes that this bookie has
@@ -214,7 +214,7 @@ class Limbo:
             log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": count})
 
     async def _missing_entries(self, row: LedgerMetadata) -> tuple[int, Ranges]:
-        """The number of entries that metadata places here, and the first ranges of missing ones."""
+        """The number of entries that metadata places here, and the first missing ranges."""
         checked = 0
         missing: list[tuple[int, int]] = []
         for position, first, last in limbo.expected(row, self._store.me):

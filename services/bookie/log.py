@@ -59,7 +59,7 @@ class Kind(IntEnum):
     DELETE = 6
     """No body. The metadata has a tombstone, so only the id is kept (rules 16a, 17)."""
     DELETED = 7
-    """id i64 (each). Deleted ledgers, packed by a compaction; the record head names the first."""
+    """id i64 (each). Deleted ledgers, packed by a compaction; the record head has the first id."""
     ROW = 8
     """key | version u64 | attempt [16] (zeros: none) | copy of ledger metadata (rule 18b)."""
 
@@ -307,7 +307,7 @@ _Heads = tuple[int, int, int, int, list[tuple[int, int, int, int, int, int]]]
 
 
 def _heads_from(head: SegmentHead, data: bytes, at: int, base: int) -> Iterator[tuple[int, _Heads]]:
-    """Yield each index of `data`, from `at` on, with valid heads of a batch, and those heads."""
+    """Yield each index of `data`, from `at` on, where a batch has valid heads, with these heads."""
     while (at := data.find(_MAGIC_BYTES, at)) >= 0:
         if (parsed := _parse_heads(head, data, at, base)) is not None:
             yield at, parsed
@@ -344,7 +344,7 @@ def _stop(head: SegmentHead, data: bytes, at: int, base: int) -> Stop:
     if parsed is not None:
         size, table = parsed[3], parsed[4]
         if unknown := {row[0] for row in table} - _KINDS:
-            # The heads' CRC is valid: a later release wrote the batch. Never cut it off.
+            # The heads' CRC is valid: a later release wrote the batch. Never cut off this batch.
             reason = f"a record has kind {min(unknown)}, which only a later release supports"
             return Stop(base + at, is_blank=False, looks_torn=False, reason=reason)
         if size > rest:

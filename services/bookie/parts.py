@@ -34,7 +34,7 @@ class Part:
     crc: int = 0
     body: bytes | None = None
     rest: "Part | None" = None
-    """The remaining part, if another part took entries from this part before it was on disk."""
+    """The rest of this part, if another part replaced entries before this part was on disk."""
 
     def has(self, entry_id: int) -> bool:
         """Whether an entry belongs to the part."""

@@ -34,7 +34,7 @@ bytes of memory until a checkpoint, and a checkpoint of many parts stalls the ev
 
 CHECKPOINT_S: Final = 15.0
 """Maximum time from a record to the next checkpoint, which frees parts and copies of ledger
-metadata (up to `checkpoint_bytes`). Chosen by judgement: it takes a thread 10 ms."""
+metadata (up to `checkpoint_bytes`). Chosen by judgement: a checkpoint takes a thread 10 ms."""
 
 
 def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
@@ -144,7 +144,7 @@ class PendingWrites:
                 part.size = record.size
                 part.crc = record.crc
                 part.body = None
-                # Another part may have taken entries from this part while it was queued.
+                # While this part was queued, another part may have replaced some of its entries.
                 part = part.rest
             counts[ledger] = counts.get(ledger, 0) + 1
         self.position = position
@@ -184,7 +184,7 @@ class Checkpoints:
     _timer: asyncio.TimerHandle | None = None
     _is_closed: bool = False
     _is_disk_full: bool = False
-    """Whether the last checkpoint lacked room. To save the reserve, the next waits for a record."""
+    """Whether the last checkpoint lacked room. If so, the next checkpoint waits for a record."""
 
     def note_written(self, size: int, count: int) -> None:
         """Count records that reached the log; start a checkpoint after enough records or time."""

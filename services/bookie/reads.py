@@ -144,7 +144,7 @@ class Reads:
     def _read_ahead(
         self, ledger: StoredLedger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> None:
-        """Make the kernel read these parts and the next ones into its page cache. The kernel sees
+        """Make the kernel read these and the following parts into its page cache. The kernel sees
         only jumps from run to run, so it does not detect sequential reads of a ledger.
         """
         if last < ledger.ahead_to:
@@ -158,7 +158,7 @@ class Reads:
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
     ) -> tuple[FoundParts, list[extents.Extent]]:
         """The runs found in memory or in the page cache, and the extents of all other parts. With
-        `from_disk`, no runs, and the extents of all parts that are on disk.
+        `from_disk`, returns no runs, and the extents of all parts that are on disk.
         """
         found, wanted = self._split(parts)
         if from_disk:
@@ -173,7 +173,7 @@ class Reads:
         return found, []
 
     def _split(self, parts: list[Part]) -> tuple[FoundParts, list[extents.Extent]]:
-        """The runs of parts that are not on disk yet, and the extents of the others."""
+        """The runs of parts that are not on disk yet, and the extents of all other parts."""
         found: FoundParts = [(part, part.body) for part in parts if part.body is not None]
         stored = [part for part in parts if part.body is None]
         return found, extents.extents(self._segments, stored) if stored else []
@@ -235,8 +235,8 @@ class Reads:
     async def examine(
         self, ledger: StoredLedger, first: int, last: int, bytes_max: int, *, from_disk: bool
     ) -> tuple[Ranges, Run | None, int]:
-        """Read about `bytes_max` from the beginning of a range for an audit, regardless of the
-        rules. Returns the stored ids, their readable entries, and the last id that was examined.
+        """Read about `bytes_max` from the beginning of a range for an audit, even entries withheld
+        from readers. Returns the stored ids, their readable entries, and the last id examined.
         """
         parts, known_to = ledger.find_some(first, last, bytes_max)
         expected = tuple(present_in(parts, first, known_to))

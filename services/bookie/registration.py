@@ -2,7 +2,7 @@
 
 A start reads the directory's cookie and marker and the registered cookie, and probes the process
 that the registered cookie names. Then it calls `decide`, writes the local cookie, and registers it
-by compare-and-swap. If two start at once, one succeeds; the other then finds it at its URL.
+by compare-and-swap. If two processes start at once, the loser then finds the winner at its URL.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ async def probe(
     """Whether a process other than `process` answers at a URL as the bookie `name` (rule 15a).
 
     As in rule 21a, a process is proven gone if its address refuses the connection or another
-    process answers there. Silence is no proof: the process may be paused, or others may reach it.
+    process answers there. Silence is no proof: the process may be paused, or reachable elsewhere.
     """
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     # Accept a bookie of any name, because another name proves that the process is gone.
@@ -73,7 +73,7 @@ async def probe(
     except aiohttp.ClientConnectorError as error:
         return Presence.GONE if error.os_error.errno == errno.ECONNREFUSED else Presence.SILENT
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, ValidationError):
-        # A malformed answer counts as silence: a proxy before a live bookie may have sent it.
+        # A malformed answer counts as silence: a proxy in front of a live bookie may have sent it.
         return Presence.SILENT
     is_other = reply.bookie == name and reply.process != process
     return Presence.ALIVE if is_other else Presence.GONE
@@ -90,7 +90,7 @@ _WAITING_S: Final = 5.0
 
 
 class Displaced(Exception):
-    """Another process registered under this name later."""
+    """A process that started later registered under this bookie's name."""
 
 
 async def retry_until_available(ask: Callable[[], Awaitable[T]]) -> T:
@@ -129,7 +129,7 @@ class Registration:
         name = config.bookie_name
         cluster_id = await self._find_cluster(local)
         if config.cluster_id and config.cluster_id != cluster_id:
-            raise CookieRefused(f"CLUSTER_ID must be the cluster of METADATA_URLS, {cluster_id}")
+            raise CookieRefused(f"METADATA_URLS lead to {cluster_id}, which is not CLUSTER_ID")
         self._metadata.witnesses = WitnessFile(self._directory).load(cluster_id)
         # Confirm first: no decision may use cookies of a database that went back in time.
         await retry_until_available(self._metadata.confirm)
@@ -237,7 +237,7 @@ class Registration:
         """Evidence, with a URL, that another process runs as this bookie; "" once the process is
         gone. Waits up to `holder_s`, since a process that is shutting down still answers.
 
-        If a process does not answer but its heartbeats arrive, it may still serve others.
+        A process that does not answer, but whose heartbeats arrive, may still serve others.
         """
         name, url = row.name, row.cookie.url
         if not url:

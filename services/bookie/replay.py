@@ -76,7 +76,7 @@ def replay_log(
     numbers = segments.numbers()
     if not numbers:
         if checkpoint is not None or segments.gone() or segments.first() > 1:
-            raise LogDamaged(f"the log's segments are missing from {segments.directory}")
+            raise LogDamaged(f"{segments.directory} lacks the log's segments: restore them")
         head, fd, end = segments.create(1, 1, 0, may_be_short=True)
         return Replayed(head, fd, Position(1, end, 1), was_clean=True)
     last = numbers[-1]
@@ -86,7 +86,7 @@ def replay_log(
         # rewritten in later segments.
         at = _start(segments)
     if at.segment > last:
-        raise LogDamaged(f"{segments.path(at.segment)} is missing, but the index covers it")
+        raise LogDamaged(f"{segments.path(at.segment)} is missing, but is indexed: restore it")
     for batch_of, batch in _whole_segments(segments, at, last, on_segment):
         for record in batch.records:
             apply(batch_of, record)
@@ -151,7 +151,7 @@ def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> L
         start, sequence = checkpoint.offset, checkpoint.sequence
     data = segments.read_from(number, start)
     if len(data) == 0 and start > segments.path(number).stat().st_size:
-        raise LogDamaged(_message(segments, number, start, "it ends below the index's checkpoint"))
+        raise LogDamaged(_message(segments, number, start, "the segment ends before this offset"))
     batches: list[LogBatch] = []
     proven, end = start, start
     stop: Stop | None = None

@@ -97,7 +97,7 @@ class BookieRuntime:
     @property
     def cookie(self) -> LocalCookie | None:
         """The directory's cookie; None until the directory has registered as this incarnation,
-        because a rebuild must not take it for the member that ledgers name (rule 15b).
+        because a rebuild must not take the directory for the member that ledgers name (rule 15b).
         """
         found = self._found_cookie
         return self._cookie or (found if found is not None and found.was_registered else None)
@@ -114,8 +114,8 @@ class BookieRuntime:
         )
 
     async def known_witnesses(self) -> tuple[str, ...]:
-        """All known witnesses of this directory's metadata database (rule 18a): in the file,
-        received later by this process, and of fresh copies, even of dropped ledgers.
+        """All known witnesses of this directory's metadata database (rule 18a): those in the file,
+        those received later, and those from fresh copies, even of dropped ledgers.
         """
         kept = await asyncio.to_thread(self._witness_file.lines)
         store, cookie = self.replayed_store, self.cookie
@@ -126,8 +126,8 @@ class BookieRuntime:
         return tuple(dict.fromkeys((*kept, *self._metadata.witnesses, *held)))
 
     def witnesses(self) -> bodies.BookieWitnesses:
-        """Witnesses and the highest ledger id, for a metadata process that starts, or when an
-        operator accepts a loss.
+        """Witnesses and the highest ledger id, which a metadata process reads when it starts, or
+        when an operator accepts a loss.
         """
         store = self.replayed_store
         fresh = () if store is None else store.holdings.fresh.newest(bodies.COPIES_PRESENTED_MAX)
@@ -297,7 +297,7 @@ class BookieRuntime:
                     self.is_registered = True
                     log.info("registered", extra={"member": store.me})
             except QuorumLogError as error:
-                # The bookie keeps serving, because safety never depends on liveness.
+                # The bookie keeps serving, because no guarantee depends on heartbeats.
                 log.warning("heartbeat-failed", extra={"why": error.detail})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.heartbeat_s):
@@ -323,8 +323,8 @@ class BookieRuntime:
         await self._registration.report_log_end(self._cookie, store.position.sequence)
 
     async def _keep_witnesses(self) -> None:
-        """Store the witnesses in the database's answers. By these, a database that went back is
-        detected before any deletion, even if no process was running then (rule 18a).
+        """Store the witnesses in the database's answers. These witnesses reveal, before any
+        deletion, that the database went back, even if no process was running then (rule 18a).
         """
         while True:
             try:

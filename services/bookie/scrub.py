@@ -175,7 +175,7 @@ def _steps(scanned: Iterator[Scanned]) -> Iterator[tuple[int, list[tuple[int, in
 
 
 def _resume_segment(store: Store) -> int:
-    """The last segment checked before the process ended; 0 if the file is unreadable."""
+    """The last segment that the previous process checked; 0 if the resume file is unreadable."""
     try:
         text = (store.directory / _RESUME_FILE).read_text(encoding="ascii", errors="replace")
     except OSError:

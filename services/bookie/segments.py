@@ -1,8 +1,8 @@
 """Creates, finds, reads and removes the files of the log.
 
 A segment is created under another name, synced and renamed; then the directory is synced (rule 19).
-So a segment with its final name has its head on disk, and the tail that an unclean start copied.
-Blocks are allocated at creation, so that a full disk is detected then, and not within a batch.
+So a segment with its final name is on disk, with its head and the tail that a start copied. Blocks
+are allocated at creation, so that a full disk is detected then, and not within a batch.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from services.bookie.log import SEGMENT_HEAD, LogDamaged, SegmentHead, parse_seg
 _FIRST: Final = struct.Struct(">QI")
 
 OPEN_FILES_MAX: Final = 128
-"""Maximum number of segments open for reading; beyond it, the first opened one is closed."""
+"""Maximum number of segments open for reading; beyond it, the segment opened first is closed."""
 
 
 class SegmentFile:
-    """A file open for reading. It is closed with its last reference. Otherwise a reader in another
-    thread might use a descriptor that was reused for another file.
+    """A file open for reading. The file is closed with the last reference to this object. Otherwise
+    a reader in another thread might use a descriptor that was reused for another file.
     """
 
     __slots__ = ("fd",)
@@ -102,11 +102,12 @@ class Segments:
         *,
         may_be_short: bool = False,
     ) -> tuple[SegmentHead, int, int]:
-        """Create a segment. Returns its head, its file, and the offset after the buffers of `fill`.
+        """Create a segment. Returns its head, its descriptor, and the offset after `fill`'s
+        buffers.
 
         `may_be_short`: without room for a whole segment, allocate only the content, so that a
         bookie can start on a full disk and answer reads. The file's size equals the allocated size.
-        Raises: OSError; one of NO_ROOM leaves nothing behind.
+        Raises: OSError; an error of NO_ROOM leaves no file behind.
         """
         head = SegmentHead(
             segment,
@@ -151,7 +152,7 @@ class Segments:
         head = parse_segment_head(data)
         if head is None or head.segment != segment:
             raise LogDamaged(
-                f"{path}: the segment's head is damaged, or has another release's format"
+                f"{path} has a damaged head, or another release's format: restore the file"
             )
         return head
 

@@ -8,7 +8,7 @@ Deletions are kept for ever (rule 16a), in records of many ids. Deletions count 
 that they are rewritten as rarely as entries, and not by each compaction.
 
 A crash at any step loses nothing, because a segment is removed only when a checkpoint that does not
-reference the segment is on disk. A broken segment stays, and never blocks the others.
+reference the segment is on disk. A broken segment is kept, and never delays other segments.
 """
 
 import asyncio
@@ -130,8 +130,8 @@ class Space:
 
     async def _referenced(self, numbers: list[int]) -> set[int]:
         """The segments that the index still references, for example by the rest of a run that was
-        partly replaced meanwhile. Parts that exist only in memory are never in segments this old:
-        they come from parts in the index, or are queued for the log's end.
+        partly replaced meanwhile. A part that exists only in memory never needs such an old
+        segment: it is a rest of an indexed part, or its record is queued for the log's end.
         """
         return {part.segment for _, part in await self._parts_of(numbers)}
 
@@ -167,7 +167,7 @@ class Space:
         """Rewrite the state of segments together, because several may name the same ledger."""
         store, ledgers, deleted = self._store, state.ledgers, state.deleted
         if not state.is_whole:
-            # The unreadable stretch may have had records of any ledger, so rewrite all.
+            # The unreadable stretch may have had any ledger's records: rewrite every state.
             ledgers = {ledger_id for ledger_id, _ in store.holdings.ledgers()}
             deleted = await asyncio.to_thread(lambda: array("q", store.index.deleted()))
 

@@ -140,7 +140,7 @@ class Store:
             self._checkpoints.start_background()
 
     def set_member(self, me: str) -> None:
-        """Become another incarnation, before anything is served."""
+        """Continue as another incarnation. Call this before any request is served."""
         self.me = me
         self.holdings.set_member(me)
 
@@ -337,9 +337,9 @@ class Store:
     async def examine(
         self, ledger_id: int, first: int, last: int, bytes_max: int, *, from_disk: bool = False
     ) -> tuple[Ranges, Run | None, int]:
-        """Read about `bytes_max` from the beginning of a range for an audit, regardless of the
-        rules. Returns the stored ids, their readable entries, and the last id that was examined.
-        `from_disk`: wait for queued records, and read the disk (rule 20a).
+        """Read about `bytes_max` from the beginning of a range for an audit, even entries withheld
+        from readers. Returns the stored ids, their readable entries, and the last id that was
+        examined. `from_disk`: wait for queued records, and read the disk (rule 20a).
         """
         if from_disk:
             await self.pending.wait_synced(self.ledger(ledger_id))
@@ -357,7 +357,7 @@ class Store:
         self.counters["dropped_ledgers"] += 1
 
     def forget_copies(self, ledger_id: int) -> None:
-        """Forget a ledger's superseded metadata copies. The database has their changes."""
+        """Forget a ledger's superseded metadata copies, whose changes the database contains."""
         self.ledger(ledger_id).replica.forget_copies()
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
@@ -390,7 +390,7 @@ class Store:
         """Durably rewrite a ledger's state (key, fence, LAC, limbo)."""
         ledger = self.ledger(ledger_id)
         if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
-            # The ledger is probably a stub, and dropped copies must stay dropped.
+            # The ledger is probably a stub: repeat its drop, so that dropped entries stay dropped.
             self.pending.submit(ledger, ledger.replica.drop())
         self.pending.submit(ledger, ledger.replica.repeated())
         await self.pending.wait_synced(ledger)

@@ -41,7 +41,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="for programs: JSON instead
 
 
 def _with_progress(items: Iterable[T], what: str) -> Iterable[T]:
-    """Iterate with a progress bar on standard error, which shows only activity without a total."""
+    """Iterate with a progress bar on standard error; an unknown total shows only activity."""
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 
@@ -113,7 +113,7 @@ def verify(directory: DirectoryArgument, *, json: AsJson = False) -> None:
 
 @app.command()
 def dump(directory: DirectoryArgument, *, json: AsJson = False) -> None:
-    """List the log's records without payloads, and its problems. Exits with 1 if it has any."""
+    """List the log's records without payloads, and problems. Exits with 1 on problems."""
     with _locked(directory):
         is_right = True
         # A progress bar among the lines would garble both.
@@ -168,7 +168,7 @@ def rebuild_index(directory: DirectoryArgument, *, json: AsJson = False) -> None
 
 @contextmanager
 def _index_aside(directory: Path) -> Iterator[None]:
-    """Move the index aside, and back if the rebuild fails, because the bookie can start with it."""
+    """Move the index aside, and back if the rebuild fails: a bookie can start with the old one."""
     index, aside = directory / "index", directory / "index.aside"
     shutil.rmtree(aside, ignore_errors=True)
     if index.exists():

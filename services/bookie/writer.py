@@ -39,7 +39,9 @@ ZEROS: Final = bytes(256 * 1024)
 instead of 82 us (measured), because the file system need not convert an unwritten extent."""
 
 SMALL_BATCH_BYTES: Final = 32 * 1024
-"""Maximum size of a batch that zeros follow; after larger ones, they would double the writes."""
+"""Maximum size of a batch that zeros follow; after larger batches, zeros would double the
+writes.
+"""
 
 
 class Position(NamedTuple):
@@ -158,7 +160,7 @@ class LogWriter:
         self._sequence += 1
 
     def _sync(self) -> None:
-        """Sync the written batch. An error ends the log (rule 3)."""
+        """Sync the written batch. After an error nothing more is written (rule 3)."""
         begun = time.perf_counter_ns()
         os.fdatasync(self._fd)
         self.sync_ns += time.perf_counter_ns() - begun

@@ -40,13 +40,13 @@ days before the end."""
 
 _AUTHORITY: Final = "ca"
 _ISSUED: Final = "issued.txt"
-"""File with the serial number and the URI of each issued certificate. It is needed to revoke
-certificates whose file a renewal has replaced, since they stay valid until their end.
+"""File with the serial number and the URI of each issued certificate. The file is needed to revoke
+certificates that a renewal has replaced, since these certificates stay valid until their end.
 """
 _LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
 _PEM: Final = serialization.Encoding.PEM
 _CLOCK_SKEW: Final = timedelta(hours=1)
-"""Time before its issue from which a certificate is valid, because the clocks of hosts differ."""
+"""A certificate is valid from this long before its issue, because the clocks of hosts differ."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 
@@ -140,7 +140,7 @@ def issue(
     signer = _read_key(folder / f"{_AUTHORITY}-key.pem")
     subject = Subject(_cluster_of(authority), role, name, tuple(dict.fromkeys(hosts)))
     if role not in ("operator", "monitor") and not subject.hosts:
-        raise CertificateRefused(f"a {role} needs hosts: add a --host at which others reach it")
+        raise CertificateRefused(f"a {role} needs hosts: give its host names with --host")
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(subject.uri), *map(_general_name, subject.hosts)]
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -165,11 +165,11 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
     """Replace a certificate and its key by new ones for the same subject. Raises: as `issue`."""
     subject = describe(certificate).subject
     if subject is None:
-        raise CertificateRefused(f"{certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME")
+        raise CertificateRefused(f"{certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME: issue a new one")
     authority = _cluster_of(_read_certificate(folder / f"{_AUTHORITY}.pem"))
     if subject.cluster != authority:
         raise CertificateRefused(
-            f"{certificate} is of cluster {subject.cluster}, but the authority in {folder} is of {authority}"
+            f"{certificate} is of cluster {subject.cluster}, but the authority in {folder} is of {authority}: give that cluster's authority"
         )
     if certificate.name != f"{subject.file}.pem":
         raise CertificateRefused(f"{certificate} must be renamed {subject.file}.pem")
@@ -202,12 +202,12 @@ def read_revoked(file: Path) -> frozenset[tuple[bytes, int]]:
         return _revoked_of(file.read_bytes())
     except ValueError as error:
         raise CertificateRefused(
-            f"{file} contains a damaged list of revoked certificates: {error}"
+            f"the list of revoked certificates in {file} is damaged: restore the file ({error})"
         ) from None
 
 
 def issuer_and_serial(der: bytes) -> tuple[bytes, int]:
-    """A certificate's issuer and serial number, by which revocation lists name the certificate."""
+    """A certificate's issuer and serial number, which identify it in revocation lists."""
     found = x509.load_der_x509_certificate(der)
     return found.issuer.public_bytes(), found.serial_number
 
@@ -238,7 +238,7 @@ def _builder(
     latest: datetime | None = None,
     path_length: int | None = None,
 ) -> x509.CertificateBuilder:
-    """Build an unsigned certificate. `path_length` is given only for an authority's own."""
+    """Build an unsigned certificate. Only an authority's certificate has a `path_length`."""
     if days < 1:
         raise CertificateRefused(f"`days` must be at least 1 (got {days})")
     now = datetime.now(UTC)
@@ -371,7 +371,7 @@ def _write(
     *,
     replaces: bool,
 ) -> Path:
-    """Write the key, readable only by its owner, and the certificate; return the latter's file."""
+    """Write a key, readable only by its owner, and a certificate; return the certificate's file."""
     file = folder / f"{name}.pem"
     for path in (file, key_file(file)):
         if not replaces and path.exists():

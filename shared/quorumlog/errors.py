@@ -268,7 +268,7 @@ class WrongPassword(Refused, title="The ledger's password is missing or wrong"):
 
 
 class StaleProducer(Refused, title="A newer epoch of this producer exists"):
-    """A producer with this id has written under a higher epoch, which `Producer-Epoch` names."""
+    """A producer with this id has written under a higher epoch, which `Producer-Epoch` contains."""
 
     member_headers = MappingProxyType({"producer_epoch": header.PRODUCER_EPOCH})
 
@@ -449,20 +449,20 @@ class LeaseHeld(Superseded, title="Another holder has the lease"):
 
 
 class LeaseLost(Superseded, title="The lease was lost"):
-    """The fencing token is older than the newest one (`fencing_token`), or the lease was released.
-    Another worker may process the log as this consumer. Stop, and acquire the lease again.
+    """A newer fencing token exists (`fencing_token`), or the lease was released. Another worker may
+    process the log as this consumer. Stop, and acquire the lease again.
     """
 
 
 class PositionBehind(Superseded, title="The committed offset is already higher"):
-    """The committed offset (`offset`) is above the requested one. Only a reset can lower it."""
+    """The committed offset (`offset`) is above the requested offset. Only a reset can lower it."""
 
 
 class RequestOutdated(Superseded, title="The request may be an old retry", outcome=UNKNOWN):
     """The header `Consumers-Version` is too old or missing. If the outcome is `not-done`, send the
-    same request again, with the `version` of this problem as `Consumers-Version`. If the outcome is
+    same request again, with this problem's `version` as `Consumers-Version`. If the outcome is
     `unknown`, the cluster may have carried out an earlier copy of this change: read the consumer.
-    If the change was not made, send it with that version and a new `Idempotency-Key`.
+    If the change was not made, send it with this problem's `version` and a new `Idempotency-Key`.
     """
 
 
@@ -473,8 +473,8 @@ class TooManyConsumers(Superseded, title="There are too many consumers"):
 
 
 class QueueExists(Superseded, title="The queue exists with other settings"):
-    """The queue exists, and the setting that differs can't be changed. Delete the queue to create
-    it with that setting; its progress is then lost.
+    """The queue exists, and the setting that differs can't be changed. To change this setting,
+    delete the queue and create it again; its progress is then lost.
     """
 
 
@@ -485,8 +485,8 @@ class TooManyQueues(Superseded, title="There are too many queues"):
 
 
 class SubscriptionExists(Superseded, title="The subscription exists with other settings"):
-    """The subscription exists with another configuration. Delete it to create it anew; its
-    acknowledged offsets are then lost.
+    """The subscription exists with another configuration. To change the configuration, delete the
+    subscription and create it again; its acknowledged offsets are then lost.
     """
 
 
@@ -615,12 +615,12 @@ class LogFull(Superseded, title="The log has too many ledgers"):
 
 
 class Overloaded(Unavailable, status=429, title="Too many requests at once"):
-    """The server has too many requests in progress. It has not begun this request."""
+    """The server has too many requests in progress. The server has not begun this request."""
 
 
 class NotEnoughBookies(Unavailable, title="Not enough bookies"):
-    """Too few bookies accept entries for the ledger's ensemble, because others are lost or
-    read-only, or too few bookies answer an operator's command.
+    """Too few bookies accept entries for the ledger's ensemble, because other bookies are lost or
+    read-only. Or too few bookies answer an operator's command.
     """
 
 
@@ -662,8 +662,8 @@ class DatabaseWentBack(
 
 
 class RecoveryBlocked(Unavailable, title="The ledger's recovery is blocked"):
-    """The recovery can't finish, because too many bookies do not answer to decide whether an entry
-    was acknowledged. `bookie` and `entry_id` show where the recovery is blocked.
+    """The recovery can't finish, because too few bookies answer to decide whether an entry was
+    acknowledged. `bookie` and `entry_id` show where the recovery is blocked.
     """
 
 

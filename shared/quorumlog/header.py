@@ -6,7 +6,7 @@ REQUEST_ID: Final = "X-Request-Id"
 """The request's id, on every response. The service chooses the id if the client does not."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-"""A key that marks the copies of a retried request, which counts only once (rule 6a)."""
+"""A key that all copies of a retried request share, so that it is carried out once (rule 6a)."""
 
 LEDGER_PASSWORD: Final = "Ledger-Password"  # noqa: S105
 LEDGER_CLOSED: Final = "Ledger-Closed"
@@ -19,7 +19,7 @@ WRITER_TOKEN: Final = "Writer-Token"  # noqa: S105
 FENCING_TOKEN: Final = "Fencing-Token"  # noqa: S105
 """The fencing token of a consumer's lease."""
 CONSUMERS_VERSION: Final = "Consumers-Version"
-"""It grows with each change of a consumer. Requests contain the highest version seen."""
+"""A version that grows with each change of a consumer. Requests contain the highest one seen."""
 PRODUCER_ID: Final = "Producer-Id"
 PRODUCER_EPOCH: Final = "Producer-Epoch"
 PRODUCER_SEQ: Final = "Producer-Seq"
@@ -36,5 +36,5 @@ FORWARDED_WRITER: Final = "X-Forwarded-Writer"
 """Between processes: the id of the instance that must be the ledger's or log's writer (rule 11)."""
 WITNESSES: Final = "Quorumlog-Witnesses"
 """Between processes: the witnesses that the database must contain. The metadata service checks them
-in the request's transaction or snapshot. The response contains the witnesses that replace them at
-the sender (rule 18a)."""
+in the request's transaction or snapshot. The response contains the sender's new witnesses (rule
+18a)."""

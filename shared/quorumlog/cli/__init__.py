@@ -2,8 +2,8 @@
 
 docs/guides/cli.md describes the exit statuses (`output.ExitStatus`) and the format of errors.
 
-This folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers. It
-is part of the base package; the extra `cli` installs the packages that it imports.
+This folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers. The
+folder is part of the base package; the extra `cli` installs the packages that it imports.
 """
 
 import os

@@ -330,7 +330,7 @@ def trigger() -> None:
 
 @repair_app.command()
 def check() -> None:
-    """Compare all copies of all ledgers now, and repair missing ones; see `repair status`."""
+    """Compare all copies of all ledgers now, and repair missing copies; see `repair status`."""
 
     async def work(client: Client) -> Any:
         return await ask("POST", f"{await auditor(client)}/v1/checks")

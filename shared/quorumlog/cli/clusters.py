@@ -180,7 +180,7 @@ def reseal(
         typer.Option(min=-1, help="Continue an earlier run: only ledgers with ids above this one."),
     ] = -1,
 ) -> None:
-    """Encrypt all ledgers' keys with KEY_FILE's first key. Afterwards its other keys are not needed."""
+    """Encrypt all ledgers' keys with KEY_FILE's first key. Other keys are then not needed."""
     count, above = 0, after
     while above is not None:
         query = "" if above < 0 else f"?after={above}"

@@ -373,7 +373,7 @@ def protect_log(
 @app.command(name="delete")
 def delete_log(name: NameArgument, yes: YesOption = False) -> None:
     """Delete a log with its records. On a terminal, the command asks for confirmation, and deletes
-    nothing if the log was replaced since the question.
+    nothing if the log is replaced before the answer.
     """
     created_at = None
     if not yes and sys.stdin.isatty():

@@ -153,7 +153,7 @@ async def autorecoveries(client: Client) -> Sequence[str]:
 async def ask_autorecovery(
     client: Client, method: str, path: str, body: dict[str, Any] | None = None
 ) -> Any:
-    """Like `ask`, for one autorecovery process. The others see the change in the metadata."""
+    """Like `ask`, for one autorecovery process. Others read the change from the metadata."""
     return await ask(method, f"{(await autorecoveries(client))[0]}{path}", body)
 
 

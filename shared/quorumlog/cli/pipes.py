@@ -39,7 +39,7 @@ _CHUNK: Final = 1 << 18
 _GROUP: Final = 1000
 """Records per future. With one future per record, futures took half of an append's time."""
 _SETTLE_S: Final = 2.0
-"""How long the first Ctrl-C waits for responses; a second Ctrl-C does not (chosen by judgement)."""
+"""How long Ctrl-C waits for responses; a second Ctrl-C ends the wait (by judgement)."""
 _CHUNKS_AHEAD: Final = 8
 _LENGTH: Final = struct.Struct(">I")
 _RECORD_BYTES_MAX: Final = 64 << 20

@@ -1,8 +1,8 @@
 """HTTP requests from Spark's processes to any gateway that responds; standard library only.
 
-As in the SDK (client/transport.py), a request is retried if it was certainly not done, or if doing
-it twice equals doing it once. All its attempts share an `Idempotency-Key`. A response 429 delays a
-task but never fails it, because the gateway sheds load, and the task can only wait.
+As in the SDK (client/transport.py), a request is retried if it was certainly not carried out, or if
+repeating it has no further effect. All its attempts share an `Idempotency-Key`. A response 429
+delays a task but never fails it, because the gateway sheds load, and the task can only wait.
 """
 
 import http.client
@@ -82,7 +82,7 @@ class Gateways(AbstractContextManager["Gateways"]):
         # Tasks begin with different gateways, which spreads the load.
         self._at = random.randrange(len(self._urls))  # noqa: S311
         self.speaks_arrow = True
-        """Becomes False when a gateway without Arrow rejects it; from then on, pages and rows are JSON."""
+        """False after a gateway has rejected Arrow: pages and rows are then JSON."""
         self._connection: http.client.HTTPConnection | None = None
         self._answered_at = 0.0
         self._pid = os.getpid()
@@ -201,7 +201,7 @@ class Gateways(AbstractContextManager["Gateways"]):
                 raise errors.UntrustedServer(
                     f"{url}: {error}; check the option tls.certificate"
                 ) from error
-            # The server may have closed an idle connection, or may have done the request.
+            # The server may have closed an idle connection, or may have carried out the request.
             raise errors.ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
         self._answered_at = time.monotonic()
         if response.will_close:
@@ -213,7 +213,7 @@ class Gateways(AbstractContextManager["Gateways"]):
             return HttpAnswer(response.status, response.headers, content)
         else:
             # Every response of a gateway has a request id; a proxy's blank page has none.
-            refused = errors.ConnectionLost(f"{url}: the response is not from a gateway")
+            refused = errors.ConnectionLost(f"{url}: the response is not from a gateway: check the URL")
         if refused.retryable and len(self._urls) > 1:
             # The next gateway may be able to serve the request.
             self.close()

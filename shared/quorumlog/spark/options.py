@@ -161,7 +161,7 @@ class ClusterAccess:
             if certificate is not None:
                 load_own(context, Path(certificate), Path(key or certificate))
         except OSError as error:
-            raise BadOption(f"can't load tls.* ({ca}, {certificate}, {key}): {error}") from error
+            raise BadOption(f"can't load tls.* files ({ca}, {certificate}, {key}): {error}") from error
         return context
 
     def connect(self, *, deadline_s: float = DEADLINE_S) -> Gateways:
@@ -337,7 +337,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
         if name not in COLUMNS:
             raise BadOption(f"columns may contain {', '.join(COLUMNS)}; not {name!r}")
     if len(set(names)) != len(names):
-        raise BadOption("the option columns contains a column twice")
+        raise BadOption("the option columns contains a column twice: list each column once")
     return names
 
 
@@ -451,7 +451,7 @@ def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | 
         return None
     word = text.strip().lower()
     if word == "earliest" and end == LATEST:
-        raise BadOption(f"{option} can't be earliest")
+        raise BadOption(f"{option} can't be earliest: use latest or offsets")
     if word in ("earliest", "latest"):
         return cast("OffsetChoice", word)
     places = {}
@@ -463,7 +463,7 @@ def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | 
                 f'{option} must be earliest, latest or {{"log":{{"0":23}}}}, not {text!r}'
             )
         if offset == EARLIEST and end == LATEST:
-            raise BadOption(f"{option} can't be -2 (earliest)")
+            raise BadOption(f"{option} can't be -2 (earliest): use -1 (latest) or an offset")
         places[name] = offset
     return places
 

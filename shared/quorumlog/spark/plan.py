@@ -108,7 +108,7 @@ class Pruning:
     ledger_first: int = 0
     ledger_last: int = OFFSET_MAX
     key: bytes | None = None
-    """The only key; None for all."""
+    """The only key that the query needs; None: all keys."""
     key_low: bytes = b""
     key_high: bytes | None = None
     """Keys are at or above `key_low`, and below `key_high`; None: no upper bound."""
@@ -316,9 +316,9 @@ def _joined(parts: Iterable[TaskRange], filters: tuple[tuple[str, str], ...]) ->
 def _check_start(start: StartChoice | None) -> None:
     """Raise BadOption if a batch would begin at the end."""
     if start == "latest" or (isinstance(start, Mapping) and LATEST in start.values()):
-        raise BadOption("startingOffsets=latest (or -1) can't be used in a batch")
+        raise BadOption("startingOffsets=latest (or -1) can't be used in a batch: use offsets")
     if isinstance(start, ConsumerStart) and start.otherwise == "latest":
-        raise BadOption("startingOffsets: from=latest can't be used in a batch")
+        raise BadOption("startingOffsets: from=latest can't be used in a batch: use earliest")
 
 
 def by_fragment(
@@ -364,7 +364,7 @@ def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int
     if fails and (first > whole.end or (first < end and (first < whole.first or end > whole.end))):
         raise DataLoss(
             f"the read needs offsets {first} to {max(first, end - 1)} of {whole.name}, which has "
-            f"{whole.first} to {whole.end - 1}: set failOnDataLoss=false to skip the lost ones"
+            f"{whole.first} to {whole.end - 1}: set failOnDataLoss=false to skip lost records"
         )
     return max(first, whole.first), min(end, whole.end)
 
@@ -422,7 +422,7 @@ def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
     path = f"/v1/ledgers/{ledger_id}"
     shown = gateways.get(path)
     if shown["log"] is not None:
-        raise BadOption(f"ledger {ledger_id} belongs to the log {shown['log']}: use subscribe")
+        raise BadOption(f"ledger {ledger_id} is of the log {shown['log']}: subscribe to the log")
     end = int(gateways.get(f"{path}/last-add-confirmed")["last_add_confirmed"]) + 1
     starts = [int(fragment["first_entry"]) for fragment in shown["fragments"]]
     for first, following in zip(starts, [*starts[1:], end], strict=True):

@@ -70,7 +70,7 @@ class ProgressPublisher:
         return self._access.connect(deadline_s=_DEADLINE_S)
 
     def publish(self, committed: Mapping[str, int]) -> None:
-        """Publish the offsets that Spark has committed, and retry earlier ones that failed."""
+        """Publish the offsets that Spark has committed, and retry failed publications."""
         for name, offset in committed.items():
             known = self._logs.setdefault(name, _LogProgress(offset))
             if offset < known.wanted:

@@ -54,8 +54,8 @@ Claims = Mapping[int, Offsets]
 
 
 def _settle(gateways: Gateways, path: str, how: str, claims: Claims) -> dict[int, Offsets]:
-    """Settle claims (`ack` or `extend`). Returns the refused records by token: records whose claims
-    ended and, for extensions, records that were acknowledged.
+    """Acknowledge or extend claims; `how` is `ack` or `extend`. Returns the refused records by
+    token: records whose claims ended and, for extensions, records that were acknowledged.
     """
     given = [{"claim": token, "offsets": list(each)} for token, each in claims.items() if each]
     if not given:
@@ -100,7 +100,7 @@ class _HeldClaims:
         return held
 
     def close(self) -> None:
-        """End the thread. The claims end after their leases."""
+        """End the thread. The claims end when their leases expire."""
         self._every_s = 0.0
         self._changed.set()
 
@@ -241,7 +241,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return claims, lease_ms
 
     def _begin(self, offset: Offset, claims: Claims, lease_ms: int) -> Offset:
-        """Hold the claims of a batch, and return its offset."""
+        """Keep the claims of a batch extended, and return the batch's offset."""
         number = offset[self._log]["0"]
         self._batch = _Batch(offset, number, Offsets.union(claims.values()))
         self._claims.hold(claims, lease_ms)

@@ -71,7 +71,7 @@ _WANTED: Final = (
 
 
 def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
-    """The rows of one range. Yields none for the empty partition that Spark creates for an empty plan."""
+    """The rows of one range. Yields nothing for the empty partition of an empty plan."""
     if not isinstance(partition, TaskRange):
         return
     with options.connection.connect() as gateways:
@@ -149,7 +149,7 @@ def _page(
     created_at: str | None = None,
     filters: Iterable[tuple[str, str]] = (),
 ) -> tuple[Any, int]:
-    """Read rows from `first` on, below `end`. Returns them and the offset at which to continue."""
+    """Read rows from `first` on, below `end`. Returns the rows and the offset that follows."""
     noun = "records" if is_log else "entries"
     params: dict[str, str | int] = {"from": first, "limit": min(_PAGE_ROWS, end - first)}
     params |= filters
@@ -231,13 +231,13 @@ class BadRows(ValueError):
 
 
 def check_schema(schema: types.StructType, *, has_log: bool) -> None:
-    """Raise BadRows unless the columns make records. `has_log`: the option `topic` is set."""
+    """Raise BadRows for columns that can't become records. `has_log`: the option `topic` is set."""
     kinds = {
         field.name: _COLLATION.sub("", field.dataType.simpleString()) for field in schema.fields
     }
     wrong = [name for name, kind in kinds.items() if kind not in _KINDS.get(name, ())]
     if len(kinds) < len(schema.fields):
-        raise BadRows(f"two columns have the same name: {', '.join(schema.names)}")
+        raise BadRows(f"two columns have the same name: rename one ({', '.join(schema.names)})")
     if wrong or "value" not in kinds:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise BadRows(f"{', '.join(wrong[:_NAMED]) or 'value is missing'}{more}: {_WANTED}")
@@ -253,7 +253,7 @@ def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:
         return
     topics = batch.column("topic")
     if topics.null_count:
-        raise BadRows("a row has null in the column `topic`, which must name a log")
+        raise BadRows("a row has null in the column `topic`: set it to a log's name")
     for topic in pc.unique(topics).to_pylist():
         yield topic, table.filter(pc.equal(topics, topic))
 
@@ -282,9 +282,9 @@ def _pairs(row: Any) -> list[tuple[str, str]] | None:
         for pair in row
     ]
     if any(None in pair for pair in found):
-        raise BadRows("a header has null as its key or value")
+        raise BadRows("a header has null as its key or value: remove this header")
     if len({key for key, _ in found}) < len(found):
-        raise BadRows("a record has two headers with the same name")
+        raise BadRows("a record has two headers with the same name: remove one")
     try:
         return [(key, value if isinstance(value, str) else value.decode()) for key, value in found]
     except UnicodeDecodeError:

@@ -87,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start > known.end:
                 if options.fails_on_loss:
                     raise plan.DataLoss(
-                        f"{name} ends at {known.end}, below {start}: set failOnDataLoss=false to begin at the end"
+                        f"the log {name} ends at {known.end}, below the start {start}: set failOnDataLoss=false to begin at the end"
                     )
                 start = known.end
             found[name], made[name] = start, known.created_at
@@ -154,8 +154,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Publish the start of the next batch, because Spark has committed everything before it. (Spark
         calls `commit` with the batch after the next, so never for a query that has caught up.)
 
-        The query's first offset is not published. `others`: names that other logs have now, in which
-        the query has read nothing.
+        The query's first offset is not published. `others`: names that now belong to other logs,
+        from which the query has read nothing.
         """
         if self._publisher is not None and start != self._initial:
             offsets = _plain(start).items()

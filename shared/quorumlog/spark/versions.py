@@ -1,4 +1,4 @@
-"""Compatibility with PySpark 4.0 to 4.3: stand-ins replace what older versions lack."""
+"""Compatibility with PySpark 4.0 to 4.3: stand-ins replace classes that older versions lack."""
 
 import re
 from collections.abc import Iterable
@@ -59,7 +59,7 @@ _SINCE: Final = {
     "publishProgressAs": (4, 2),
     "queue": (4, 2),
 }
-"""The PySpark version that an option needs. 4.0 has no filters, no limits and no batch starts."""
+"""The PySpark version that each option needs; 4.0 lacks filters and limits of reads."""
 
 
 def check(options: Iterable[str], version: str = pyspark.__version__) -> None:

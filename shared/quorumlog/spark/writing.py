@@ -43,7 +43,7 @@ _OVER: Final = (
     errors.NoSuchTransaction,
     errors.NoSuchLedger,
 )
-"""Errors of a task whose transaction has ended without it; the task's ledgers are deleted."""
+"""Errors of a task whose transaction ended before the task did; the task's ledgers are deleted."""
 
 LEDGER_BYTES: Final = 64 << 20
 """Minimum size for a ledger when an error recommends a number of partitions; by judgement."""
@@ -243,7 +243,7 @@ class LogRowsWriter:
             self._append(part)
 
     def _append(self, table: Any) -> None:
-        """Append rows as one entry, exactly once, to the open ledger or else to a new one."""
+        """Append rows as one entry, exactly once, to the open ledger or else to a new ledger."""
         while True:
             ledger = self._ledger if self._ledger is not None else self._open()
             try:
@@ -296,8 +296,8 @@ class LogRowsWriter:
         others = {item["partition"] for item in found["ledgers"]} - {partition}
         if len(others) >= most:
             raise TooManyLedgers(
-                f"{len(others)} partitions have ledgers of {self._log} already, and partition {partition} has rows, too;"
-                f" the option maxLedgersPerCommit allows {most}: write df.coalesce({most})"
+                f"the write to {self._log} needs more ledgers than maxLedgersPerCommit allows ({most}): {len(others)} other partitions"
+                f" have ledgers, and partition {partition} needs one, too; write df.coalesce({most}) instead of df"
             )
 
     def _open(self) -> int:
@@ -310,7 +310,9 @@ class LogRowsWriter:
         return ledger
 
     def _end_ledger(self, *, is_lost: bool, in_flight: Any = None) -> bool:
-        """Close the ledger, by recovery if its writer is lost. Returns whether it has `in_flight`."""
+        """Close the ledger, by recovery if its writer is lost. Returns whether it has the rows in
+        flight.
+        """
         ledger = self._ledger
         assert ledger is not None
         path = f"/v1/ledgers/{ledger}"
@@ -466,8 +468,8 @@ def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
         total = sum(ledger.bytes for part in parts for ledger in part.ledgers)
         wanted = min(most, max(1, -(-total // LEDGER_BYTES)))
         raise TooManyLedgers(
-            f"{count} partitions would become {count} ledgers of {log}, with {total} bytes in all; "
-            f"the option maxLedgersPerCommit allows {most}: write df.coalesce({wanted})"
+            f"the commit has {count} ledgers of {log} ({total} bytes), but maxLedgersPerCommit allows "
+            f"{most}: write df.coalesce({wanted}) instead of df"
         )
 
 
@@ -482,8 +484,8 @@ def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
 def query_of(options: WriteOptions) -> Whose:
     """The app and version of a streaming write: the query's id or `txnAppId`, and the batch number.
 
-    The checkpoint's path would be wrong: after a wipe the query begins with batch 0 again, which
-    would count as a retry and be dropped.
+    The checkpoint's path can't serve as the app: after the checkpoint is deleted, the query begins
+    with batch 0 again, which would count as a retry and be dropped.
     """
     context = TaskContext.get()
     assert context is not None, "this must run in a Spark task"
@@ -497,7 +499,7 @@ def query_of(options: WriteOptions) -> Whose:
 def batch_of(options: WriteOptions) -> Whose:
     """The transaction of a batch write: by the options' app and version, else a new transaction.
 
-    A transaction without an app leaves no trace when it is over, but needs the log's name. Without
+    A transaction without an app leaves no trace after its end, but needs the log's name. Without
     the name, the transaction belongs to a new app.
     """
     if options.app is not None:

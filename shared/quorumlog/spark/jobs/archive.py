@@ -5,7 +5,7 @@ records to a temporary folder, reads them back, and compares them with the log's
 offsets, a digest of each). Then it moves the files into place with a manifest, and advances the
 log's `archived_through` by compare-and-swap. If a run dies, the next run continues at
 `archived_through` and removes the files that the dead run left. If two runs archive a log at once,
-one gives up, and leaves the other's files alone. With `--truncate` the log then drops its
+one run gives up, and leaves the other run's files alone. With `--truncate` the log then drops its
 completely archived ledgers, up to the first gap in this archive. Before the truncation, every file
 of the archive is read again, including the files of earlier runs.
 """
@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r".*/([0-9]+)-([0-9]+)(?:-[0-9a-f]{8}-[0-9]+\.parquet|
 """Paths of data files and manifests; names begin with the range of offsets (exclusive end)."""
 _DIGESTED: Final = ("offset", "key", "value", "timestamp", "headers")
 _GLOBS: Final = re.compile(r"[][{}*?\\]")
-"""Pattern characters of Spark: with them in a path, it would read other files than it wrote."""
+"""Pattern characters of Spark: with these in a path, Spark would read other files than it wrote."""
 _RIVAL: Final = "another run archived this log meanwhile: run the job again"
 
 
@@ -123,7 +123,9 @@ def _archive(
     span: tuple[int, int],
     known: int | None,
 ) -> list[File]:
-    """Copy a range of a log that is archived through `known`, and record it. Raises: JobFailed."""
+    """Archive a range of a log whose `archived_through` is `known`, and advance it. Raises:
+    JobFailed.
+    """
     (start, end), log, meant = span, store.log, {"created": store.created_at}
     store.find_leftovers(start)
     job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
@@ -197,7 +199,7 @@ def _end(
     """The end of the last ledger that is sealed and old enough."""
     if through is not None:
         if through > row["next_offset"]:
-            raise job.JobFailed(f"--through is above the log's end, {row['next_offset']}")
+            raise job.JobFailed(f"--through must be at most {row['next_offset']}, the log's end")
         return through
     end = int(row["first_offset"])
     limit = None if older_than is None else dt.datetime.now(dt.UTC) - older_than
@@ -265,7 +267,7 @@ def _copy(
 
 def _verify(frame: DataFrame, span: tuple[int, int], rows: int, digest: Any) -> None:
     """Check the files' records: their number, their range of offsets, and their recomputed digests.
-    There may be fewer records than offsets, because others were compacted away or have expired.
+    There may be fewer records than offsets, because records are compacted away or expire.
 
     Raises: JobFailed.
     """
@@ -282,7 +284,7 @@ def _verify(frame: DataFrame, span: tuple[int, int], rows: int, digest: Any) -> 
     expected = (rows, rows, 0, 0, int(digest))
     got = tuple(0 if value is None else int(value) for value in found)
     if got != expected:
-        raise job.JobFailed(f"the written files differ from the log: {got}, not {expected}")
+        raise job.JobFailed(f"the written files differ from the log: run the job again ({got}, not {expected})")
 
 
 class _Store:

@@ -217,7 +217,7 @@ def _beyond(
     for ledger_id, members in sorted(holders.items()):
         row = rows.get(ledger_id)
         if row is None:
-            # Created after the list was read, or deleted after the bookie answered.
+            # The ledger was created after the list was read, or deleted after the bookie answered.
             if _row(gateways, ledger_id) is None:
                 found += [
                     spans.Finding(
@@ -239,7 +239,7 @@ def _beyond(
 
 def _queue(queue: Gateways, findings: Sequence[spans.Finding]) -> int:
     """Queue repairs, and return their number. Autorecovery reads fresh metadata before it copies
-    entries. An operator must decide which one of divergent copies is right. Raises: JobFailed.
+    entries. If copies diverge, an operator must decide which copy is right. Raises: JobFailed.
     """
     items = [
         {

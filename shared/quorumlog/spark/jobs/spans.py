@@ -1,9 +1,9 @@
 """The tasks of the job `scrub`: compare replicas of spans of entries by their digests.
 
 A span is some entries of one fragment that share a write set. The job requests a digest of the span
-from each member. Equal digests prove that the replicas are equal. Otherwise the span is halved
-until it is clear which entries of which member are missing, damaged or different. Executors load
-this module, so it imports only what executors have.
+from each member. Equal digests prove that the replicas are equal. If the digests differ, the span
+is halved until it is clear which entries of which member are missing, damaged or different.
+Executors load this module, so it imports only what executors have.
 """
 
 import json
@@ -227,7 +227,7 @@ class BookieUrls:
 
 
 def judging(cluster: BookieUrls) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Make a function for `mapInPandas` that judges a task's spans, each a JSON text, in order."""
+    """Make a function for `mapInPandas` that checks a task's spans, each a JSON text, in order."""
 
     def judge_all(batches: Iterator[Any]) -> Iterator[Any]:
         import pandas as pd  # noqa: PLC0415 - on executors only
