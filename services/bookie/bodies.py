@@ -7,8 +7,8 @@ from quorumlog.wire.rebuild_bodies import Range
 
 
 class VerdictBody(Body):
-    """The bookie's answer about a range of entries. Only the status `ok` and entries reported as
-    absent are proof. The body names the bookie and the range (rule 4).
+    """The bookie's answer about a range of entries. Callers may rely only on the status `ok`, and
+    on entries reported as absent. The body names the bookie and the range (rule 4).
     """
 
     bookie: str

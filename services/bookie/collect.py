@@ -8,7 +8,7 @@ must have this bookie's witnesses (rule 18a) and the changes of its copies (rule
 
 Ledgers are checked in pages, with one request to the metadata service for each page and check.
 
-The bookie checks announced deletions; a periodic scan finds missed ones. space.py frees segments.
+The bookie checks announced deletions, and scans for missed deletions. space.py frees segments.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ of the log. If a directory does not list that process, or its log ends earlier, 
 back to a snapshot.
 
 The pure function `decide` compares both cookies. The local cookie is written first and gets
-`registered` only once the metadata service has it, so a crash in between is no mismatch.
+`registered` only once the metadata service has it, so a crash in between causes no mismatch.
 """
 
 import ctypes
@@ -243,8 +243,8 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
         )
     if found.holder:
         raise CookieRefused(
-            f"{found.holder}. Only one process may use a name (rule 15a), and the running one stays."
-            f" Stop it first, or give this bookie another BOOKIE_NAME and a directory of its own."
+            f"{found.holder}. Only one process may use a name (rule 15a)."
+            f" Stop the running process first, or give this bookie another BOOKIE_NAME and a directory of its own."
         )
     reason = _suspected_loss(found)
     if reason and not found.may_fix:

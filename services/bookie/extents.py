@@ -147,7 +147,7 @@ def read_all(
     wanted: list[Extent], ledger_id: int, *, is_advised: bool = False, from_disk: bool = False
 ) -> list[tuple[Part, Bytes]]:
     """Read all valid runs of parts in these extents. Blocks. `from_disk`: bypass the page cache.
-    Only some extents are read ahead, because in a long disk queue the first would wait for the
+    Only some extents are read ahead, because in a long disk queue the first read would wait for the
     last. `is_advised`: the caller has already requested read-ahead of all extents.
     """
     if from_disk:

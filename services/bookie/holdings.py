@@ -50,7 +50,7 @@ class LedgerTable:
         self._is_deferred = is_deferred
         self._ledgers: dict[int, StoredLedger] = {}
         self._unheld: set[int] = set()
-        """Loaded ledgers without stored data on this bookie at the time of loading."""
+        """Loaded ledgers of which this bookie stored nothing when they were loaded."""
         self._to_look_at: list[int] = []
         """The ledgers that the current round of `evict_idle` has not checked yet."""
         self.deleted: set[int] = set()

@@ -67,8 +67,8 @@ class Limbo:
     """Marks ledgers that may have lost entries, and requests repairs of these ledgers.
 
     Invariants (I27): a ledger leaves limbo only when no fragment names an older incarnation of this
-    bookie and the index has every entry of its closed fragments' write sets. The mark in the
-    directory exists whenever a ledger is in limbo.
+    bookie and the index has every entry that the ledger's closed fragments place here. The mark in
+    the directory exists whenever a ledger is in limbo.
     """
 
     def __init__(self, store: Store, metadata: MetadataClient, *, rest_s: float) -> None:

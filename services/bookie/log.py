@@ -150,7 +150,7 @@ class Stop(NamedTuple):
 
     offset: int
     is_blank: bool
-    """Whether only zeros follow, so that nothing was ever written there."""
+    """Whether only zeros follow, which shows that nothing was written there."""
     looks_torn: bool
     """Whether the end looks like an interrupted write: a blank sector, or a batch cut off."""
     reason: str

@@ -237,7 +237,7 @@ class Registration:
         """Evidence, with a URL, that another process runs as this bookie; "" once the process is
         gone. Waits up to `holder_s`, since a process that is shutting down still answers.
 
-        A process that does not answer, but whose heartbeats arrive, may still serve others.
+        A process that sends heartbeats but does not answer may still serve other processes.
         """
         name, url = row.name, row.cookie.url
         if not url:
@@ -285,9 +285,9 @@ class Registration:
             if is_displaced(cookie.cookie, now.cookie):
                 raise Displaced(
                     f"{cookie.name}@{now.cookie.incarnation} is now registered at {now.cookie.url}, since"
-                    " this process did not answer at its URL when the other one started. This process ends,"
+                    " this process did not answer at its URL when the other process started. This process ends,"
                     " because only one process may use a name (rule 15a)."
                 ) from error
             # A database that went back (rule 18) names an older process, which does not displace
-            # this one.
+            # this process.
             log.error("registered-otherwise", extra={"why": error.detail})  # noqa: TRY400

@@ -352,7 +352,7 @@ class BookieRuntime:
                     await collector.round()
 
     async def _follow_deletions(self, announced: asyncio.Queue[int]) -> None:
-        """Queue ledgers of announced tombstones; a periodic scan finds missed ones."""
+        """Queue ledgers of announced tombstones; a periodic scan finds missed tombstones."""
         async with contextlib.aclosing(self._metadata.changes()) as changes:
             async for change in changes:
                 if change.ledger_id is not None and change.deleted:

@@ -87,7 +87,7 @@ class Scrubber:
             try:
                 await self._check_segment(segment)
             except Exception:
-                # One broken segment must not stop the check of the others.
+                # One broken segment must not stop the check of all other segments.
                 log.exception("scrub-failed", extra={"segment": segment})
             progress.segment = segment
             await asyncio.to_thread(_store_resume_segment, store, segment)

@@ -1,8 +1,8 @@
 """Creates, finds, reads and removes the files of the log.
 
 A segment is created under another name, synced and renamed; then the directory is synced (rule 19).
-So a segment with its final name is on disk, with its head and the tail that a start copied. Blocks
-are allocated at creation, so that a full disk is detected then, and not within a batch.
+So a segment with its final name is on disk, with its head and the tail that a start copied into it.
+Blocks are allocated at creation, so that a full disk is detected then, and not within a batch.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ class Segments:
 
         `may_be_short`: without room for a whole segment, allocate only the content, so that a
         bookie can start on a full disk and answer reads. The file's size equals the allocated size.
-        Raises: OSError; an error of NO_ROOM leaves no file behind.
+        Raises: OSError; an error in NO_ROOM leaves no file behind.
         """
         head = SegmentHead(
             segment,

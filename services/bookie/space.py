@@ -1,4 +1,4 @@
-"""Frees space: removes segments without references, and compacts those with little live data.
+"""Frees space: removes segments without references, and compacts segments with little live data.
 
 Live parts are moved to the end of the log, ordered by ledger and entry, so that scattered parts of
 a ledger end up together. Before a segment is removed, its other records (fences, keys, LACs, limbo,
@@ -69,7 +69,7 @@ class Space:
     """CPU time of the index scans in the last `free`."""
 
     async def free(self) -> None:
-        """Remove segments that no part references, and compact those with little live data."""
+        """Remove segments that no part references, and compact segments with little live data."""
         store = self._store
         await store.checkpoint()
         position = store.index.checkpoint()
@@ -131,7 +131,7 @@ class Space:
     async def _referenced(self, numbers: list[int]) -> set[int]:
         """The segments that the index still references, for example by the rest of a run that was
         partly replaced meanwhile. A part that exists only in memory never needs such an old
-        segment: it is a rest of an indexed part, or its record is queued for the log's end.
+        segment: it is the rest of an indexed part, or its record is queued for the log's end.
         """
         return {part.segment for _, part in await self._parts_of(numbers)}
 
@@ -198,8 +198,8 @@ class Space:
 
     def _packed_max(self, number: int) -> int:
         """Maximum size of packed deletions that may be rewritten to remove a segment. A short
-        segment, which a restart ended, counts as a full one, so that many short ones become one. On
-        a full disk a segment's true size counts, because more must be freed than is written.
+        segment, which a restart ended, counts as a full segment, so that short segments are merged.
+        On a full disk a segment's true size counts, because more must be freed than is written.
         """
         store = self._store
         size = store.segments.segment_bytes

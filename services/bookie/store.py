@@ -42,7 +42,7 @@ from services.bookie.writer import LogWriter, Position
 log = logging.getLogger(__name__)
 
 COMPARE_ROUNDS_MAX: Final = 8
-"""Maximum comparisons of an add with copies that keep changing; then the answer is `unknown`."""
+"""Maximum comparisons of an add with stored copies that keep changing; then it gets `unknown`."""
 
 AT_ONCE: Final = 32
 """Number of parts or ledgers rewritten in one turn of the event loop; each takes some 0.2 ms,
@@ -364,7 +364,7 @@ class Store:
         """Durably rewrite parts at the end of the log, in this order. Returns False for each
         unreadable part.
         """
-        # Read all parts in one call of a thread, because there may be a hundred small ones.
+        # Read all parts in one call of a thread, because there may be a hundred small parts.
         read = await self._reads.fetch_each([(self.ledger(item), part) for item, part in parts])
         bodies = {id(part): body for part, body in read}
         moved: set[StoredLedger] = set()

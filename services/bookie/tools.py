@@ -116,7 +116,7 @@ def dump(directory: DirectoryArgument, *, json: AsJson = False) -> None:
     """List the log's records without payloads, and problems. Exits with 1 on problems."""
     with _locked(directory):
         is_right = True
-        # A progress bar among the lines would garble both.
+        # A progress bar among the output lines would garble them.
         shown = iter if sys.stdout.isatty() else _with_bar
         for line in inspection.dump_records(directory, shown):
             is_right = is_right and "problem" not in line
@@ -130,7 +130,7 @@ def dump(directory: DirectoryArgument, *, json: AsJson = False) -> None:
 
 @app.command("rebuild-index")
 def rebuild_index(directory: DirectoryArgument, *, json: AsJson = False) -> None:
-    """Rebuild the index from the log. Exits with 1 if the log is damaged; the index then stays."""
+    """Rebuild the index from the log. If the log is damaged, exits with 1 and keeps the index."""
     lock = _lock_or_exit(directory)
     numbers = Segments(directory / "log", 0).numbers()
     cookie = _cookie(directory)

@@ -49,7 +49,7 @@ class WitnessFile:
 
 
 FRESH_MAX: Final = 10_000
-"""Maximum number of unconfirmed changes, since no copy is confirmed after an index rebuild."""
+"""Maximum number of unconfirmed changes; after an index rebuild, all copies are unconfirmed."""
 
 
 def witnesses_of(cluster_id: str, attempts: Iterable[bytes]) -> tuple[str, ...]:
@@ -62,8 +62,8 @@ class FreshCopies:
 
     A copy is fresh until this bookie keeps a witness that covers it (rule 18c). Each exchange of
     witnesses presents the fresh copies, so a database that lacks the newest changes is noticed even
-    if every process that made them is gone. A confirmed copy is not presented again. A checkpoint
-    writes the fresh copies; a replay of the log finds later ones.
+    if the processes that made these changes are gone. A confirmed copy is not presented again. A
+    checkpoint writes the fresh copies; a replay of the log finds later copies.
     """
 
     def __init__(self, encoded: bytes = b"") -> None:
@@ -82,7 +82,7 @@ class FreshCopies:
                     del self._attempts[next(iter(self._attempts))]
 
     def newest(self, count: int) -> Sequence[bytes]:
-        """The newest tokens, which other processes are least likely to know."""
+        """The newest tokens, which other processes are least likely to have."""
         return list(islice(reversed(self._attempts), count))
 
     def confirmed(self, attempts: Iterable[bytes]) -> None:

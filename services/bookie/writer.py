@@ -39,9 +39,7 @@ ZEROS: Final = bytes(256 * 1024)
 instead of 82 us (measured), because the file system need not convert an unwritten extent."""
 
 SMALL_BATCH_BYTES: Final = 32 * 1024
-"""Maximum size of a batch that zeros follow; after larger batches, zeros would double the
-writes.
-"""
+"""Maximum size of a batch that zeros follow; after larger batches they double the writes."""
 
 
 class Position(NamedTuple):

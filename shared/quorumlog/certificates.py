@@ -6,7 +6,7 @@ A service's certificate contains a URI with its cluster, role and name,
 URI when a process connects. An operator may use another authority, if its certificates contain that
 URI.
 
-The command line and the local cluster make certificates with this module. It requires
+The command line and the local cluster make certificates with this module. This module requires
 `cryptography` (extra `certificates`) and imports nothing from quorumlog. The authority's file
 contains its certificate and then the list of revoked certificates (CRL, RFC 5280), so every process
 that has the file has the list.
@@ -32,8 +32,8 @@ ROLES: Final = ("gateway", "bookie", "metadata", "autorecovery", "operator", "mo
 """The roles of processes. `net/identity.py` defines what each role may do."""
 
 AUTHORITY_DAYS: Final = 3650
-"""Default validity of an authority. It is long, because a new authority's certificate must be
-copied to every host (chosen by judgement)."""
+"""Default validity of an authority. The validity is long, because a new authority's certificate
+must be copied to every host (chosen by judgement)."""
 DAYS: Final = 365
 """Default validity of a certificate, for a yearly renewal (chosen by judgement). An alert fires 14
 days before the end."""
@@ -162,7 +162,7 @@ def issue(
 
 
 def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
-    """Replace a certificate and its key by new ones for the same subject. Raises: as `issue`."""
+    """Replace a certificate and its key by a new pair for the same subject. Raises: as `issue`."""
     subject = describe(certificate).subject
     if subject is None:
         raise CertificateRefused(f"{certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME: issue a new one")

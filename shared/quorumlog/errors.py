@@ -386,7 +386,7 @@ class IncarnationUsed(Superseded, title="The incarnation belongs to another dire
 
 
 class LedgerClosed(Superseded, title="The ledger is closed"):
-    """The ledger is closed. It accepts no entries, and its last entry (`last_entry`) is final."""
+    """The ledger is closed and accepts no entries. Its last entry (`last_entry`) is final."""
 
 
 class LedgerFenced(Superseded, title="The ledger is fenced"):
@@ -422,7 +422,7 @@ class EntryConflict(
 
 
 class LogExists(Superseded, title="The log exists with other settings"):
-    """A log with this name exists, but its settings differ from the requested ones."""
+    """A log with this name exists, but its settings differ from the requested settings."""
 
 
 class LogProtected(Superseded, title="The log is protected from deletion"):
@@ -511,8 +511,8 @@ class NoPendingWork(Superseded, title="The subscription has no pending work"):
 
 
 class InvalidOffset(Superseded, title="The offset can't be acknowledged"):
-    """An acknowledged offset is below an earlier one, beyond the stream's end, or for a stream that
-    is not in the subscription. Nothing was acknowledged.
+    """An acknowledged offset is below an earlier offset, beyond the stream's end, or for a stream
+    that is not in the subscription. Nothing was acknowledged.
     """
 
 
@@ -527,7 +527,7 @@ class SequenceGap(
 
 
 class StreamSeqRegression(Superseded, title="A higher stream sequence was appended already"):
-    """`Stream-Seq` is not above the stream's last one, compared by bytes. Nothing was appended."""
+    """`Stream-Seq` must be above the last value, compared by bytes. Nothing was appended."""
 
 
 class StreamConflict(Superseded, title="The stream exists with other settings"):
@@ -574,7 +574,7 @@ class LossNotProven(Superseded, title="It is not proven that the entries are los
 
 
 class VersionConflict(Superseded, status=412, title="The version has changed"):
-    """The object's version differs from the one in `If-Match`. `current` has the current state."""
+    """The object's version differs from `If-Match`. `current` has the current state."""
 
 
 class AlreadyDone(Superseded, title="An earlier copy of the request was carried out"):
@@ -648,7 +648,7 @@ class MetadataUnavailable(Unavailable, title="The metadata can't be reached"):
 
 
 class MetadataBusy(MetadataUnavailable, title="Too many listings at once"):
-    """The metadata service has too many concurrent listings. It still serves other requests."""
+    """The metadata service has too many concurrent listings. Other requests are still served."""
 
 
 class DatabaseWentBack(
@@ -699,9 +699,9 @@ class ConnectionLost(
 class NotAGateway(
     QuorumLogError, travels=False, status=502, title="The URL does not lead to a gateway"
 ):
-    """The response is not from a gateway. It is an error without a problem document, or a redirect,
-    which the client never follows because the request carries credentials. A gateway behind a proxy
-    may have received the request.
+    """The response is not from a gateway. The response is an error without a problem document, or a
+    redirect, which the client never follows because the request carries credentials. A gateway
+    behind a proxy may have received the request.
     """
 
 

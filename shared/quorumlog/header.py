@@ -1,4 +1,4 @@
-"""The names of the headers that quorumlog adds to HTTP. Clients and servers share them."""
+"""The names of the headers that quorumlog adds to HTTP. Clients and servers share these names."""
 
 from typing import Final
 
@@ -35,6 +35,6 @@ AUDITED: Final = "Quorumlog-Audited"
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
 """Between processes: the id of the instance that must be the ledger's or log's writer (rule 11)."""
 WITNESSES: Final = "Quorumlog-Witnesses"
-"""Between processes: the witnesses that the database must contain. The metadata service checks them
-in the request's transaction or snapshot. The response contains the sender's new witnesses (rule
-18a)."""
+"""Between processes: the witnesses that the database must contain. The metadata service checks
+these in the request's transaction or snapshot. The response contains the sender's new witnesses
+(rule 18a)."""

@@ -219,7 +219,7 @@ def test_a_write_of_too_many_partitions_fails_before_it_writes_the_first_of_the_
 ) -> None:
     log, before = cluster.create("many-parts"), cluster.ledgers()
 
-    with pytest.raises(Exception, match=r"and partition \d+ has rows, too; .*coalesce\(2\)"):
+    with pytest.raises(Exception, match=r"and partition \d+ needs one, too; .*coalesce\(2\)"):
         write(cluster, numbers(spark, 100, parts=12), topic=log, maxLedgersPerCommit="2")
 
     # Two tasks at once, each of which may look before the other one has created its ledger.

@@ -2,8 +2,8 @@
 a small certificate authority for the services of a cluster. The authority sends no requests to
 servers.
 
-`quorumlog.certificates` implements the authority. It needs the package `cryptography`, which only
-the extra `certificates` installs, since few machines issue certificates.
+`quorumlog.certificates` implements the authority. The authority needs the package `cryptography`,
+which only the extra `certificates` installs, since few machines issue certificates.
 """
 
 import base64
@@ -195,7 +195,7 @@ def renew(
         int, typer.Option(min=1, help="How many days the new certificate is valid.")
     ] = 365,
 ) -> None:
-    """Replace a certificate and its key with new ones for the same process and hosts. A running
+    """Replace a certificate and its key with a new pair for the same process and hosts. A running
     service uses the new files within seconds, and keeps its connections.
     """
     _print_written(lambda library: library.renew(folder, certificate, days=days))

@@ -219,8 +219,8 @@ def accept_loss(
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could store
-    the entries reports that it lacks them. `ledger verify` lists lost entries.
+    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could
+    store the entries reports them as missing. `ledger verify` lists lost entries.
     """
     if first > last:
         raise typer.BadParameter("--from must not be above --to")

@@ -303,7 +303,7 @@ def list_logs(
 
 @app.command(name="roll")
 def roll_log(name: NameArgument) -> None:
-    """Roll: close the log's open ledger and continue in a new one."""
+    """Roll: close the log's open ledger and continue in a new ledger."""
     print_object(run(lambda client: client.log(name).roll()))
 
 

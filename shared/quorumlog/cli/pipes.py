@@ -137,8 +137,8 @@ async def records(
 
 
 async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a file or of standard input, as they arrive. A daemon thread reads them, so
-    that a read from a terminal, which may block for ever, does not delay Ctrl-C.
+    """Yield the bytes of a file or of standard input, as they arrive. A daemon thread reads the
+    bytes, so that a read from a terminal, which may block for ever, does not delay Ctrl-C.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()

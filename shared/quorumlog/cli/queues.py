@@ -94,7 +94,7 @@ def claim_jobs(
     count: MaxOption = 1,
     wait_s: Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to wait.")] = 0.0,
 ) -> None:
-    """Claim records and print them. Without `ack`, they are delivered again after the lease."""
+    """Claim records and print them. Records without `ack` are delivered again after the lease."""
     found = run(lambda client: client.log(log).queue(queue).claim(count, wait_s=wait_s))
     rows = [
         {
@@ -137,7 +137,7 @@ def work_on_queue(
         float, typer.Option("--delay", min=0, max=3600, help="Seconds until a failed job's retry.")
     ] = 1.0,
 ) -> None:
-    """Run a command for each record. Status 0 acknowledges it; any other returns it to the queue.
+    """Run a command for each record. Exit status 0 acknowledges it; others return it to the queue.
     """
     words = shlex.split(command)
     if not words:

@@ -32,10 +32,10 @@ _FREE_MIN: Final = 512 * _MIB
 """Minimum free space. With less, a bookie beside the databases soon stops accepting entries."""
 _FREE_GOOD: Final = 5 << 30
 _FILES_GOOD: Final = 4096
-"""Recommended limit of open files. A bookie opens hundreds, and each connection needs one more."""
+"""Recommended limit of open files: a bookie opens hundreds, plus one for each connection."""
 _SYNCS: Final = 50
 _SYNC_SLOW_MS: Final = 20.0
-"""A sync takes up to 10 ms on most disks; every acknowledged append waits for one."""
+"""A sync takes up to 10 ms on most disks; every acknowledged append waits for a sync."""
 _SYNC_FAST_MS: Final = 0.01
 """A median below this means that the disk ignores syncs."""
 _TIME_ERROR: Final = 5

@@ -34,8 +34,8 @@ outcome of a request on a closing connection is unknown."""
 _CUT_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """Errors of a connection that ended during the TLS handshake, but not because of certificates."""
 _REFUSED: Final = re.compile("CERTIFICATE|UNKNOWN_CA")
-"""Matches an error of a server that rejects the client's certificate or requires one. With TLS 1.3
-the error replaces the first response."""
+"""Matches an error of a server that rejects or requires a client certificate. With TLS 1.3 the
+error replaces the first response."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
@@ -57,7 +57,7 @@ class HttpAnswer:
 class Gateways(AbstractContextManager["Gateways"]):
     """One connection to one of several gateways. Not thread-safe.
 
-    Invariant: `_at` is the gateway that responded last, so that the client stays with a healthy one.
+    Invariant: `_at` is the gateway that responded last, so the client stays with a healthy gateway.
     """
 
     def __init__(

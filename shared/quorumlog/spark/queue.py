@@ -7,7 +7,7 @@ batch. So a restarted query repeats the batch that was not committed, without th
 another worker may have got meanwhile.
 
 Invariants:
-- a batch is acknowledged only after Spark has committed it, and before the next one is claimed;
+- a batch is acknowledged only after Spark has committed it, and before the next batch is claimed;
 - a record whose claim was refused when its batch was planned is not in the batch.
 """
 
@@ -45,7 +45,7 @@ _CLAIM_BYTES: Final = 8 << 20
 _WAIT_MS: Final = 500
 """How long one request waits for records. Also delays the query's other sources."""
 _GAP_MAX: Final = 1000
-"""Maximum records that a task skips between two of its own. Chosen by judgement."""
+"""Maximum records that a task skips between two of its own records. Chosen by judgement."""
 _DEADLINE_S: Final = 10.0
 """Deadline of an extension with its retries; chosen by judgement."""
 
@@ -70,7 +70,7 @@ def _settle(gateways: Gateways, path: str, how: str, claims: Claims) -> dict[int
 
 
 class _HeldClaims:
-    """The claims of a running batch. A thread extends them while Spark runs the batch."""
+    """The claims of a running batch. A thread extends these claims while Spark runs the batch."""
 
     def __init__(self, access: ClusterAccess, path: str) -> None:
         """`path`: the queue's path in the API."""
@@ -84,7 +84,7 @@ class _HeldClaims:
         """How many records another worker may have got while this run held them."""
 
     def hold(self, claims: Claims, lease_ms: int) -> None:
-        """Extend these claims, and no others, from now on."""
+        """From now on, extend these claims and no other claims."""
         with self._lock:
             self._held = claims
         self._every_s = lease_ms / 3000
@@ -205,7 +205,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._acknowledged = place["0"]
 
     def _claim(self, place: Mapping[str, Any]) -> Offset | None:
-        """Claim the batch after the one at `place`."""
+        """Claim the batch after the batch at `place`."""
         created_at = self._gateways.get(self._path)["log_created_at"]
         if created_at != place[CREATED] and self._options.fails_on_loss:
             raise DataLoss(

@@ -100,7 +100,7 @@ def rows(
             if fails_on_loss:
                 what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
-                    f"records {at} to {part.end - 1} of {what} are gone: {error.detail}; set failOnDataLoss=false to skip them"
+                    f"records {at} to {part.end - 1} of {what} are gone: {error.detail}; set failOnDataLoss=false to skip lost records"
                 ) from error
             at = max(at + 1, _following(error, part))
             continue

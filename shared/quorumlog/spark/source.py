@@ -60,8 +60,8 @@ class _LogWriter:
         messages: Sequence[datasource.WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: ARG002, N803 - Spark's
     ) -> None:
-        """Called on the driver: abort the known transactions; others expire. Has no effect if the
-        commit succeeded and only its response was lost.
+        """Called on the driver: abort the known transactions; all others expire. Has no effect if
+        the commit succeeded and only its response was lost.
         """
         known = {self._whose.transaction, *(part.transaction for part in _parts(messages))}
         writing.abort(self._options, filter(None, known))

@@ -245,7 +245,7 @@ def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:
         return dict(left)
     taken = {}
     for name, count in left.items():
-        # Rounded up, so that a log with few records gets one of them.
+        # Rounded up, so that a log with few records gets at least one row.
         taken[name] = -(-count * rows // max(total, 1))
         rows, total = rows - taken[name], total - count
     return taken

@@ -199,7 +199,7 @@ def _again(
     old: spans.BookieUrls,
     findings: Sequence[spans.Finding],
 ) -> list[spans.Finding]:
-    """Check ledgers with findings again with fresh metadata, because they may have changed."""
+    """Check ledgers with findings again with fresh metadata, because ledgers may have changed."""
     job.say(f"scrub: checking {len(findings)} findings again")
     time.sleep(_SETTLE_S)
     rows = _rows(gateways, sorted({finding.ledger for finding in findings}), 1.0)
