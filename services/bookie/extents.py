@@ -272,7 +272,7 @@ def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | Non
 
 
 def _fitting(body: Bytes, start: int, end: int, room: int, *, is_first: bool) -> int:
-    """The index after the last entry that fits into `room` bytes, beginning with entry `start`."""
+    """The end index of the entries from index `start` on that fit into `room` bytes."""
     _, kind, _, count, _ = HEAD.unpack_from(body)
     sizes = struct.unpack_from(f">{count}I", body, columns(count, kind).sizes)
     place = start

@@ -345,7 +345,7 @@ def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged
 
 
 def _wait_written(written: SimpleQueue[int], writer: LogWriter) -> int:
-    """Wait for a batch; returns its size in bytes. Raises OSError on a full disk."""
+    """Wait until a batch is on disk; returns its size. Raises OSError on a full disk."""
     while True:
         try:
             return written.get(timeout=_LOOK_S)

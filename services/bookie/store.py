@@ -217,7 +217,7 @@ class Store:
     async def _add_compared(
         self, asked: replica.AddAsked, compare: Ranges, done: Callable[[replica.Verdict], None]
     ) -> None:
-        """Add entries under ids with stored entries: read the stored copies, and decide again."""
+        """Add entries under ids that have stored entries: read these entries, and decide again."""
         ledger_id = asked.run.ledger_id
         ledger = self.ledger(ledger_id)
         verdict = replica.Verdict(Status.UNKNOWN)

@@ -169,7 +169,7 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
     authority = _cluster_of(_read_certificate(folder / f"{_AUTHORITY}.pem"))
     if subject.cluster != authority:
         raise CertificateRefused(
-            f"{certificate} is of cluster {subject.cluster}, but the authority in {folder} is of {authority}: give that cluster's authority"
+            f"{certificate} is of cluster {subject.cluster}, but the authority in {folder} is of {authority}: use the folder of that cluster's authority"
         )
     if certificate.name != f"{subject.file}.pem":
         raise CertificateRefused(f"{certificate} must be renamed {subject.file}.pem")

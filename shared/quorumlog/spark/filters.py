@@ -97,7 +97,7 @@ def _by_key(found: Pruning, each: Filter, value: bytes) -> Pruning:
 
 
 def _bounds(each: Filter, value: Any) -> tuple[int, int, bool]:
-    """The smallest and the largest number that pass a filter, and whether all in between pass."""
+    """The smallest and largest number that pass a filter, and whether all numbers between pass."""
     if isinstance(each, In) and _are_numbers(value) and value:
         return min(value), max(value), False
     if not _are_numbers((value,)):

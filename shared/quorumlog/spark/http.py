@@ -1,8 +1,8 @@
 """HTTP requests from Spark's processes to any gateway that responds; standard library only.
 
 As in the SDK (client/transport.py), a request is retried if it was certainly not carried out, or if
-repeating it has no further effect. All its attempts share an `Idempotency-Key`. A response 429
-delays a task but never fails it, because the gateway sheds load, and the task can only wait.
+repeating it has no further effect. All attempts of a request share an `Idempotency-Key`. A response
+429 delays a task but never fails it, because the gateway sheds load, and the task can only wait.
 """
 
 import http.client

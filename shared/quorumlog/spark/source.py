@@ -113,7 +113,8 @@ class QuorumLogSource(datasource.DataSource):
         return ", ".join(f"{name} {opt.COLUMNS[name]}" for name in names)
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
-        """A batch read. The DataFrame's first action plans it; later actions use the same plan."""
+        """A batch read, planned by the DataFrame's first action; later actions use the same plan.
+        """
         self._check_schema(schema)
         check(self.options)
         options = ReadOptions.of(self.options)

@@ -184,7 +184,7 @@ def _truncate(
         try:
             answer = gateways.post(path, {"before": covered}, params=meant)
         except QuorumLogError as error:
-            raise job.JobFailed(f"the truncation's outcome is unknown: {error.detail}") from None
+            raise job.JobFailed(f"the truncation's outcome is unknown: {error.detail}; run the job again") from None
         first = int(answer["first_offset"])
     note = (
         f"nothing from offset {covered} on was truncated, because this --path has no archive of it. "

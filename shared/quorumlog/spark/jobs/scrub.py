@@ -106,7 +106,7 @@ def run(
 def _rows(
     gateways: Gateways, ledgers: Sequence[int] | None, sample: float
 ) -> dict[int, dict[str, Any]]:
-    """The ledgers to check, by id. Each gets the field `confirmed`: its end or its LAC."""
+    """The ledgers to check, by id. Each ledger gets the field `confirmed`: its end or its LAC."""
     if ledgers is None:
         found = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
     else:
@@ -256,7 +256,7 @@ def _queue(queue: Gateways, findings: Sequence[spans.Finding]) -> int:
         try:
             queue.post("/v1/repairs", {"items": some})
         except QuorumLogError as error:
-            raise job.JobFailed(f"the repair queue rejected further items: {error}") from None
+            raise job.JobFailed(f"the repair queue rejected further items: {error}; run the job again") from None
     return len(items)
 
 
