@@ -102,8 +102,7 @@ class Segments:
         *,
         may_be_short: bool = False,
     ) -> tuple[SegmentHead, int, int]:
-        """Create a segment. Returns its head, its descriptor, and the offset after `fill`'s
-        buffers.
+        """Create a segment. Returns head, descriptor, and the offset after the buffers of `fill`.
 
         `may_be_short`: without room for a whole segment, allocate only the content, so that a
         bookie can start on a full disk and answer reads. The file's size equals the allocated size.

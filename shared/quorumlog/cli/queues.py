@@ -137,7 +137,8 @@ def work_on_queue(
         float, typer.Option("--delay", min=0, max=3600, help="Seconds until a failed job's retry.")
     ] = 1.0,
 ) -> None:
-    """Run a command for each record. Exit status 0 acknowledges it; others return it to the queue.
+    """Run a command for each record. Exit status 0 acknowledges the record, any other status
+    returns it to the queue.
     """
     words = shlex.split(command)
     if not words:

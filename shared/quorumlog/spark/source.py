@@ -113,8 +113,7 @@ class QuorumLogSource(datasource.DataSource):
         return ", ".join(f"{name} {opt.COLUMNS[name]}" for name in names)
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
-        """A batch read, planned by the DataFrame's first action; later actions use the same plan.
-        """
+        """A batch read, planned by the DataFrame's first action; later actions use this plan."""
         self._check_schema(schema)
         check(self.options)
         options = ReadOptions.of(self.options)

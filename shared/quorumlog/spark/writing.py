@@ -310,8 +310,8 @@ class LogRowsWriter:
         return ledger
 
     def _end_ledger(self, *, is_lost: bool, in_flight: Any = None) -> bool:
-        """Close the ledger, by recovery if its writer is lost. Returns whether it has the rows in
-        flight.
+        """Close the ledger, or recover it if its writer is lost. Returns whether the ledger
+        contains `in_flight`, the rows whose append got no answer.
         """
         ledger = self._ledger
         assert ledger is not None

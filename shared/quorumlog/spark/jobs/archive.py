@@ -123,9 +123,7 @@ def _archive(
     span: tuple[int, int],
     known: int | None,
 ) -> list[File]:
-    """Archive a range of a log whose `archived_through` is `known`, and advance it. Raises:
-    JobFailed.
-    """
+    """Archive a range of a log, whose `archived_through` is `known`. Raises: JobFailed."""
     (start, end), log, meant = span, store.log, {"created": store.created_at}
     store.find_leftovers(start)
     job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
