@@ -151,8 +151,8 @@ def info(name: BookieArgument) -> None:
 
 @app.command()
 def damage(name: BookieArgument) -> None:
-    """Print the damaged entries of a bookie's log, and their positions in its files. Exit status 1 if
-    there are any. The bookie replaces damaged entries with copies from other bookies.
+    """Print the damaged entries of a bookie's log, and their positions in its files. Exit status 1
+    if any entry is damaged. The bookie replaces damaged entries with copies from other bookies.
     """
     found = run(lambda client: _ask_bookie(client, name, "GET", "/v1/damage"))
     print_value(found, _print_damage)
