@@ -243,8 +243,8 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
         )
     if found.holder:
         raise CookieRefused(
-            f"{found.holder}. Only one process may use a name (rule 15a)."
-            f" Stop the running process first, or give this bookie another BOOKIE_NAME and a directory of its own."
+            f"{found.holder}. Only one process may use a name (rule 15a), and the running process stays."
+            f" Stop it first, or give this bookie another BOOKIE_NAME and a directory of its own."
         )
     reason = _suspected_loss(found)
     if reason and not found.may_fix:

@@ -190,7 +190,7 @@ class Index:
             # After an error, such as a full disk, RocksDB refuses writes until it is reopened.
             # Reopening needs room; until there is room, the open database still serves reads.
             if not has_room(self.path.parent, REOPEN_BYTES):
-                raise OSError(errno.ENOSPC, "no space to reopen the index: free some space")
+                raise OSError(errno.ENOSPC, "No space left to reopen the index: free some space")
             self.close()
             self._db = self._open_database()
             self.is_failed = False

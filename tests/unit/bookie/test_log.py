@@ -148,7 +148,7 @@ async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Pat
 
 
 @pytest.mark.parametrize(
-    ("has_checkpoint", "batches", "what"), [(False, 4, "the file had"), (True, 3, "ends below")]
+    ("has_checkpoint", "batches", "what"), [(False, 4, "the file had"), (True, 3, "ends before")]
 )
 async def test_a_log_that_was_cut_is_refused(
     root: Path, has_checkpoint: bool, batches: int, what: str

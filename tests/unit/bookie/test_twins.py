@@ -146,10 +146,10 @@ async def test_a_copy_is_refused_while_the_original_answers(pair: Pair) -> None:
     assert await added(pair.holder, 0) is Status.OK
     twin = await pair.twin()
 
-    await assert_refused(twin, "the running one stays")
-    await assert_refused(twin, "the running one stays", **ALLOWED)
+    await assert_refused(twin, "the running process stays")
+    await assert_refused(twin, "the running process stays", **ALLOWED)
     shutil.rmtree(twin.data)  # an empty directory is no better
-    await assert_refused(twin, "the running one stays", **ALLOWED)
+    await assert_refused(twin, "the running process stays", **ALLOWED)
 
     assert await added(pair.holder, 1) is Status.OK
     found = await listed(pair.holder)
@@ -175,7 +175,7 @@ async def test_a_copied_directory_is_another_member_even_alone(pair: Pair) -> No
     assert (await twin.ready())["bookie"] == "b1@2"
     assert await added(twin, 2) is Status.NOT_MINE  # nothing normal as b1@1
     # The original comes second now, and may not come as what it was.
-    await assert_refused(pair.holder, "the running one stays", **ALLOWED)
+    await assert_refused(pair.holder, "the running process stays", **ALLOWED)
 
 
 async def test_a_bookie_partitioned_from_metadata_serves_on_and_keeps_its_name(pair: Pair) -> None:
@@ -195,7 +195,7 @@ async def test_a_bookie_partitioned_from_metadata_serves_on_and_keeps_its_name(p
             lambda: "log-end-put-off" in pair.holder.log.read_text(), "it can't tell its log's end"
         )
         assert await added(pair.holder, 0) is Status.OK
-        await assert_refused(twin, "the running one stays", **ALLOWED)
+        await assert_refused(twin, "the running process stays", **ALLOWED)
         proxy.is_down = False
 
         async def is_back() -> bool:
@@ -246,7 +246,7 @@ async def test_a_cloned_volume_is_refused_by_the_running_process_and_by_the_row(
     await holder.ready()
     clone = await pair.clone()
 
-    await assert_refused(clone, "the running one stays", **ALLOWED)
+    await assert_refused(clone, "the running process stays", **ALLOWED)
 
     await holder.kill()
     holder.start()
@@ -271,7 +271,7 @@ async def test_of_two_clones_started_at_once_one_becomes_the_member(pair: Pair) 
     (winner,) = [twin for twin in twins if twin is not loser]
 
     assert await loser.ended() == REFUSED
-    assert "the running one stays" in loser.log.read_text()
+    assert "the running process stays" in loser.log.read_text()
     assert (await winner.ready())["bookie"] == "b1@1"
     assert await added(winner, 0) is Status.OK
     await winner.kill()
