@@ -78,7 +78,7 @@ class PendingWrites:
         writer.start()
 
     def submit(self, ledger: StoredLedger, verdict: Verdict) -> None:
-        """Queue the records of a verdict."""
+        """Queue the records that a replica's verdict requires."""
         part = verdict.made
         assert part is None or isinstance(part, Part), "StoredLedger.accept made it"
         for record in verdict.records:

@@ -164,7 +164,7 @@ class Space:
         return states
 
     async def _rewrite_state(self, state: SegmentState) -> None:
-        """Rewrite the state of segments together, because several may name the same ledger."""
+        """Rewrite the state of segments together, because several segments may name one ledger."""
         store, ledgers, deleted = self._store, state.ledgers, state.deleted
         if not state.is_whole:
             # The unreadable stretch may have had any ledger's records: rewrite every state.
