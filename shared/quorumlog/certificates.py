@@ -165,7 +165,9 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
     """Replace a certificate and its key by a new pair for the same subject. Raises: as `issue`."""
     subject = describe(certificate).subject
     if subject is None:
-        raise CertificateRefused(f"{certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME: issue a new one")
+        raise CertificateRefused(
+            f"{certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME: issue a new one"
+        )
     authority = _cluster_of(_read_certificate(folder / f"{_AUTHORITY}.pem"))
     if subject.cluster != authority:
         raise CertificateRefused(

@@ -182,7 +182,9 @@ def _truncate(
         try:
             answer = gateways.post(path, {"before": covered}, params=meant)
         except QuorumLogError as error:
-            raise job.JobFailed(f"the truncation's outcome is unknown: {error.detail}; run the job again") from None
+            raise job.JobFailed(
+                f"the truncation's outcome is unknown: {error.detail}; run the job again"
+            ) from None
         first = int(answer["first_offset"])
     note = (
         f"nothing from offset {covered} on was truncated, because this --path has no archive of it. "
@@ -282,7 +284,9 @@ def _verify(frame: DataFrame, span: tuple[int, int], rows: int, digest: Any) -> 
     expected = (rows, rows, 0, 0, int(digest))
     got = tuple(0 if value is None else int(value) for value in found)
     if got != expected:
-        raise job.JobFailed(f"the written files differ from the log: run the job again ({got}, not {expected})")
+        raise job.JobFailed(
+            f"the written files differ from the log: run the job again ({got}, not {expected})"
+        )
 
 
 class _Store:
