@@ -76,7 +76,7 @@ def replay_log(
     numbers = segments.numbers()
     if not numbers:
         if checkpoint is not None or segments.gone() or segments.first() > 1:
-            raise LogDamaged(f"{segments.directory} lacks the log's segments: restore them")
+            raise LogDamaged(f"the segments are missing from {segments.directory}: restore them")
         head, fd, end = segments.create(1, 1, 0, may_be_short=True)
         return Replayed(head, fd, Position(1, end, 1), was_clean=True)
     last = numbers[-1]
