@@ -213,9 +213,7 @@ class Gateways(AbstractContextManager["Gateways"]):
             return HttpAnswer(response.status, response.headers, content)
         else:
             # Every response of a gateway has a request id; a proxy's blank page has none.
-            refused = errors.ConnectionLost(
-                f"{url}: the response is not from a gateway: check the URL"
-            )
+            refused = errors.ConnectionLost(f"{url} does not lead to a gateway: check the URL")
         if refused.retryable and len(self._urls) > 1:
             # The next gateway may be able to serve the request.
             self.close()

@@ -161,9 +161,7 @@ class ClusterAccess:
             if certificate is not None:
                 load_own(context, Path(certificate), Path(key or certificate))
         except OSError as error:
-            raise BadOption(
-                f"can't load tls.* files ({ca}, {certificate}, {key}): {error}"
-            ) from error
+            raise BadOption(f"can't load tls.* ({ca}, {certificate}, {key}): {error}") from error
         return context
 
     def connect(self, *, deadline_s: float = DEADLINE_S) -> Gateways:

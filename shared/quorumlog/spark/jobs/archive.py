@@ -284,9 +284,7 @@ def _verify(frame: DataFrame, span: tuple[int, int], rows: int, digest: Any) -> 
     expected = (rows, rows, 0, 0, int(digest))
     got = tuple(0 if value is None else int(value) for value in found)
     if got != expected:
-        raise job.JobFailed(
-            f"the written files differ from the log: run the job again ({got}, not {expected})"
-        )
+        raise job.JobFailed(f"the files differ from the log: {got}, not {expected}; try again")
 
 
 class _Store:

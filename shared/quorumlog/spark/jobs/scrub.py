@@ -256,9 +256,7 @@ def _queue(queue: Gateways, findings: Sequence[spans.Finding]) -> int:
         try:
             queue.post("/v1/repairs", {"items": some})
         except QuorumLogError as error:
-            raise job.JobFailed(
-                f"the repair queue rejected further items: {error}; run the job again"
-            ) from None
+            raise job.JobFailed(f"the repair queue rejected items: {error}; try again") from None
     return len(items)
 
 
