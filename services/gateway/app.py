@@ -111,7 +111,7 @@ def build_app(
     if logs is not None:
         subscriptions = SubscriptionRoutes(logs, room, webhook_networks)
         app.on_cleanup.append(subscriptions.close)
-        # These come first, because the routes of streams match the same paths.
+        # The subscriptions' routes come first, because the routes of streams match the same paths.
         routes[:0] = [checked(route, room) for route in subscriptions.routes()]
     routes += console.routes()
     app[_ROUTES] = routes

@@ -62,11 +62,11 @@ class GatewaySettings(ServiceSettings, Limits):
     webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     """Private networks (`10.0.0.0/8`) to which streams may send webhooks, also by plain HTTP."""
     quorum_timeout_s: float = Field(default=10.0, gt=0)
-    """An append without its ack quorum after this time fails with the outcome unknown."""
+    """An append that has no ack quorum after this time fails, and its outcome is unknown."""
     silent_bookie_s: float = Field(default=2.0, gt=0)
     """A bookie that does not respond to an append for this long is replaced."""
     delay_ensemble_change: bool = False
-    """With 1, a silent bookie is replaced only if there is no ack quorum without it."""
+    """With 1, a silent bookie is replaced only if the other bookies do not form an ack quorum."""
     ledger_in_flight_bytes_max: int = Field(default=128 << 20, gt=0)
     """Limit of unacknowledged appends to one ledger. Further appends get 429 overloaded."""
     gateway_in_flight_bytes_max: int = Field(default=512 << 20, gt=0)
@@ -91,7 +91,7 @@ class GatewaySettings(ServiceSettings, Limits):
         description=f"{CLOCK_SETTING[0].upper()}{CLOCK_SETTING[1:]}.",
     )
     orphan_age_s: float = Field(default=ORPHAN_AGE_S, ge=30)
-    """Age at which a log's ledger is deleted if no log references it; above a takeover's time."""
+    """Age at which a log's unreferenced ledger is deleted; must exceed the time of a takeover."""
     consumer_expiry_s: float = Field(default=CONSUMER_EXPIRY_S, ge=0)
     """Consumers that are unused for this long are deleted. With 0, no consumer is deleted."""
 

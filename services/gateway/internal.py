@@ -87,7 +87,7 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
-    """Returns the routes for this instance's ledgers, with internal twins of `FORWARDED` routes."""
+    """Returns the routes for this instance's ledgers, with those of `FORWARDED` operations."""
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
     routes.add(f"GET {ledger}/lac", *asked, roles=GATEWAYS)(inner.last_add_confirmed)
@@ -148,8 +148,8 @@ class _LedgerRoutes:
         return json_value({"id": me}, headers={header.FORWARDED_WRITER: me})
 
     def forwarded(self, public: Route) -> Route:
-        """Returns the internal twin of a public route, which serves requests that another gateway
-        forwarded. A forwarded request is never forwarded again (rule 11).
+        """Returns the internal route for a public route's requests that another gateway forwarded.
+        A forwarded request is never forwarded again (rule 11).
         """
 
         async def handle(request: web.Request, given: Given) -> web.StreamResponse:
@@ -220,13 +220,13 @@ class _LogRoutes:
             raise BadRequest(str(error)) from error
 
     async def ends(self, request: web.Request, _given: Given) -> web.Response:
-        """Returns the ends of those named logs that this process owns."""
+        """Returns the end of each requested log that this process owns."""
         asked = parsed(await body.read(request, self._room, _BODY_BYTES_MAX), EndsBody)
         heads = (LogHead(name, 0, LogState.OPEN, token, last) for name, last, token in asked.logs)
         return json_value({"ends": self._logs.views.ends_here(heads)})
 
     async def access(self, _request: web.Request, given: Given) -> web.Response:
-        """Counts an access to a log, and returns whether the log expires. This process decides the expiry."""
+        """Counts an access to a log whose expiry this process keeps. Returns if the log expires."""
         term = given[TERM]
         if term is None:
             raise InvalidRequest("query parameter `term` is required: send the owner's term")
@@ -236,8 +236,8 @@ class _LogRoutes:
 
 
 def _checked(data: bytes) -> batch.BatchHead:
-    """Validates a whole record batch and returns its head. All records must be decodable. The producer
-    must be within the bounds of the public headers, which the log's metadata shares.
+    """Validates a whole record batch and returns its head. All records must be decodable. The
+    producer must be within the bounds of the public headers, which also bound the log's metadata.
 
     Raises: BadRequest, InvalidRequest, TooLarge.
     """

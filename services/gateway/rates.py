@@ -21,8 +21,8 @@ _PEER_S: Final = 2.0
 
 
 class Counts(NamedTuple):
-    """Totals since the process started. `errors` are responses of status 500 or higher, `append_s`
-    is the sum of the latencies of append requests.
+    """Totals since the process started. `errors` are responses of status 500 or higher. `append_s`
+    is the total latency of append requests.
     """
 
     requests: float = 0
@@ -36,7 +36,7 @@ class Counts(NamedTuple):
 
 NAMES: Final = tuple(name.replace("append_s", "append_ms") for name in Counts._fields)
 Sample = tuple[float | None, ...]
-"""Rates per second of one interval, in the order of NAMES. None: unknown, or the latency if there were no appends."""
+"""Rates per second of one interval, in the order of NAMES; None if unknown, or without appends."""
 UNKNOWN: Final[Sample] = (None,) * len(NAMES)
 
 

@@ -1,7 +1,7 @@
 """`application/vnd.apache.arrow.stream` on the append and read routes, if pyarrow is installed.
 
-pyarrow has 170 MB, so it is optional for gateways. Without pyarrow, the error names the packages to
-install. Reads and appends need no Python call per record, except for headers.
+pyarrow takes up 170 MB, so gateways don't require it. Without pyarrow, the error names the packages
+to install. Reads and appends need no Python call per record, except for headers.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def _columns() -> ModuleType | str:
     # (net/memory.py). pyarrow's own allocator keeps the memory.
     pyarrow = importlib.import_module("pyarrow")
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    # Create the first array in this thread, because it imports pandas, if installed, in 0.3 s.
+    # Create the first array in this thread: pyarrow then imports pandas, if installed (0.3 s).
     pyarrow.array(())
     # The modules are never freed, so the garbage collector need not visit their objects.
     gc.freeze()
@@ -54,7 +54,7 @@ def _columns() -> ModuleType | str:
 
 
 async def load(request: web.Request) -> None:
-    """Import pyarrow if the request names Arrow's media type. This runs in a thread for a second."""
+    """Import pyarrow if the request names Arrow's media type. The import takes 1 s, in a thread."""
     if not _columns.cache_info().currsize and any(
         ARROW in request.headers.get(name, "") for name in (hdrs.ACCEPT, hdrs.CONTENT_TYPE)
     ):

@@ -135,7 +135,7 @@ SHARED: Final = (
     _shared("/openapi.json", "getOpenApi", "This description", JSON, {"type": "object"}),
     _shared("/docs", "getDocs", "This description for people", HTML, _TEXT),
 )
-"""Operations of every service. Their routes are in `net/service.py`."""
+"""Operations that every service offers. Their routes are in `net/service.py`."""
 
 
 class ClusterRoutes(op.Handlers, tag="Cluster"):
@@ -182,8 +182,8 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
 
         Each of `series` has a number for every 15 s, oldest first. `requests`, `errors` (5xx),
         `appends` and `reads`, and the `records` and `append_bytes` of logs, are counted per second.
-        `append_ms` is the mean latency. Unknown numbers are null. `missing` has the URLs of gateways
-        that did not respond.
+        `append_ms` is the mean latency. Unknown numbers are null. `missing` lists the URLs of
+        gateways that did not respond.
         """
         return json_value(await self._rates.collected())
 

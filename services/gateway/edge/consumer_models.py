@@ -11,7 +11,7 @@ from services.gateway.edge.pages import time_text
 from services.gateway.logs.consumers import ConsumerView
 
 LEASE_MS_MAX: Final = 600_000
-"""Maximum lease. A new owner of the offsets' log waits as long before a new grant."""
+"""Maximum lease. A new owner of the offsets' log waits this long before it grants a lease."""
 HOLDER_CHARS_MAX: Final = 200
 
 _From = Annotated[
@@ -89,7 +89,7 @@ class ConsumerModel(PositionModel):
     """A consumer with its state and lag."""
 
     state: Literal["ok", "log-replaced", "offset-truncated"]
-    """`log-replaced`: the offset is of a deleted log. `offset-truncated`: records were dropped."""
+    """`log-replaced`: the log was deleted. `offset-truncated`: unprocessed records were dropped."""
     lag: LagModel | None
 
 

@@ -80,7 +80,7 @@ _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 21
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
 KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
-"""Errors of requests to the log of committed offsets. This gateway may have to become its owner."""
+"""Errors of requests to the log of committed offsets, which this gateway may have to take over."""
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
 
@@ -298,7 +298,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def renew_lease(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """Renew a consumer's lease.
 
-        The lease then ends `lease_ms` from now. A commit with the token renews the lease too.
+        The lease now ends `lease_ms` after the renewal. A commit with the token also renews it.
         """
         token = _token(given)
         return self._positioned(await self._consumers.renew(given[op.NAME], given[CONSUMER], token))

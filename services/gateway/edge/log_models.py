@@ -40,7 +40,7 @@ class LogCreate(models.Model):
     roll_seconds: models.Id = 0
     """Age in seconds at which the log closes its open ledger and starts the next one."""
     retention_bytes: models.Id = 0
-    """Number of newest bytes that the log keeps at least. Older ledgers are dropped."""
+    """Minimum number of newest bytes that the log keeps. Older ledgers are dropped."""
     retention_seconds: models.Id = 0
     """Seconds for which the log keeps a closed ledger."""
     merge_below_bytes: models.Id = 64 << 20
@@ -53,7 +53,7 @@ class LogCreate(models.Model):
     delete_retention_s: models.Id = 86_400
     """Seconds for which compaction keeps tombstones, which are records with the value null."""
     max_dirty_percent: Percent = 50
-    """Share of not yet compacted bytes in closed ledgers at which compaction begins."""
+    """Share of uncompacted bytes in closed ledgers at which compaction begins."""
     batch_compression: BatchCompression = "none"
     """With `zstd`, record batches are stored compressed if that saves space. Reads are unchanged."""
 

@@ -104,7 +104,7 @@ async def read_records(
     request: web.Request, room: Room, media: str, item: payloads.Item = payloads.RECORDS
 ) -> tuple[Record, ...] | EncodedRecords:
     """Read a request's batch of records from JSON, frames or Arrow, or one record as bytes. `item`
-    is the word for the records in errors. Raises: InvalidRequest, and the errors of `body.read`.
+    names the records in error messages. Raises: InvalidRequest, and the errors of `body.read`.
     """
     limits = room.limits
     if media == JSON:

@@ -333,11 +333,11 @@ class RecordRoutes(op.Handlers, tag="Records"):
         problem object the socket closes. With the subprotocol `quorumlog.appends` there is no tail,
         and each message is one append with the same response as over HTTP.
 
-        `{"tail":{"from":0,"encoding":"base64"}}` requests the tail. The parameters `from`, `created`,
-        `key`, `key_prefix` and `header` (an object) are those of a read. The encoding `frames`
-        selects binary messages. If `from` is `latest`, -N or a time, the first message has the
-        resolved offset: `{"tail":{"from":7}}`. If no record matches, a message without records
-        reports by `next` how far the gateway has searched.
+        `{"tail":{"from":0,"encoding":"base64"}}` requests the tail. The parameters `from`,
+        `created`, `key`, `key_prefix` and `header` (an object) are those of a read. The encoding
+        `frames` selects binary messages. If `from` is `latest`, -N or a time, the first message has
+        the resolved offset: `{"tail":{"from":7}}`. If no record matches, a message without records
+        reports in `next` how far the gateway has searched.
         """
         name, token = given[op.NAME], given[op.WRITER_TOKEN]
         created_at = (await self._logs.get(name)).log.created_at

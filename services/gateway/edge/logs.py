@@ -184,10 +184,10 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def patch_log(self, request: web.Request, given: Given) -> web.Response:
         """Change a log's limits, or its protection from deletion.
 
-        Only the named limits change, and take effect within seconds. With `If-Match`, the log must
-        have this `version` (its `ETag`). Otherwise the response is 412 `version-conflict` with the
-        current `version`. A roll or a new owner also changes the version. A protected log can't be
-        deleted, truncated or overwritten (409 `log-protected`), but retention still applies.
+        Only the named limits change, and take effect within seconds. With `If-Match`, if the log
+        has another `version` (its `ETag`), the response is 412 `version-conflict` with the current
+        `version`. A roll or a new owner also changes the version. A protected log can't be deleted,
+        truncated or overwritten (409 `log-protected`), but retention still applies.
         """
         wanted = await body.read_model(request, self._room, models.LogPatch)
         policy = wanted.limits.get("cleanup_policy", "delete")

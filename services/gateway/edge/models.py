@@ -381,7 +381,7 @@ class Bookie(Model):
 
 
 class BookieListModel(Model):
-    """All registered bookies. If `stale` is true, their liveness is currently unknown."""
+    """All registered bookies. If `stale` is true, the bookies' liveness is currently unknown."""
 
     bookies: list[Bookie]
     stale: bool = False

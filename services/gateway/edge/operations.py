@@ -280,8 +280,8 @@ def read_forms(
 
 
 def checked(route: Route, room: limits.Room) -> Route:
-    """Wrap a route to reject requests that the operation does not declare. These are requests that
-    don't accept JSON, if all successes are JSON, and requests with an undeclared body.
+    """Wrap a route to reject requests with an undeclared body. If all successful responses are
+    JSON, requests that don't accept JSON are rejected, too.
     """
     operation = route.operation
     is_json = {media for reply in operation.replies.values() for media in reply.content} == {JSON}

@@ -124,7 +124,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
     """HTTP handlers that forward operators' requests to the services behind the gateways."""
 
     def __init__(self, engine: Engine, room: Room) -> None:
-        """`engine` has the HTTP session and the list of services. `room` limits bodies and waits."""
+        """`engine` provides the HTTP session and the services. `room` limits bodies and waits."""
         self._engine, self._room = engine, room
 
     # fmt: off
@@ -200,7 +200,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
     async def list_autorecovery(self, _request: web.Request, _given: Given) -> web.Response:
         """List the processes of autorecovery, with their state, settings and counters.
 
-        A process that does not respond has `error` instead.
+        A process that does not respond is listed with `error` instead of these fields.
         """
         return json_value({"autorecovery": await self._statuses()})
 
@@ -232,7 +232,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         directory, name = self._engine.directory, given[BOOKIE]
         bookies = (await directory.refresh()).bookies
         if name not in (member_name(one.id) for one in bookies):
-            raise errors.NoSuchBookie(f"no bookie {name} is registered", bookie=name)
+            raise errors.NoSuchBookie(f"bookie {name} is unknown: see GET /v1/bookies", bookie=name)
         # Don't check liveness, because a bookie that is listed as lost may still respond.
         url = directory.address(name)
         return ExpectedServer(Role.BOOKIE, name), () if url is None else (url,)
@@ -250,7 +250,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         return [{"id": one.id, "url": one.url} for one in services if one.kind == Role.AUTORECOVERY]
 
     async def _statuses(self) -> Sequence[dict[str, Any]]:
-        """Request the status of each process of autorecovery. Failures have `error` instead."""
+        """Request the status of each process of autorecovery. Failures contain `error`."""
 
         async def ask(found: dict[str, Any]) -> dict[str, Any]:
             try:
@@ -305,7 +305,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
                 await response.write(_last_line(error))
             await write_end(response)
         finally:
-            # Abort, because a TLS connection would wait until the service closes it too.
+            # Abort, because closing a TLS connection would wait until the service closes its side.
             if answer.connection is not None and answer.connection.transport is not None:
                 answer.connection.transport.abort()
             answer.close()

@@ -290,7 +290,7 @@ class LogPages(Pages[LogBatches]):
         wait_s: float = 0.0,
     ) -> LogBatches:
         """Read the records from an offset on. With a filter, read until the page is full, the log
-        ends, or _FILTERED_BYTES_MAX have been read. Raises: the log's errors.
+        ends, or _FILTERED_BYTES_MAX bytes have been read. Raises: the log's errors.
         """
         if self._wanted is None:
             return await self._read(at, limit, max_bytes, wait_s)
@@ -355,7 +355,7 @@ class LogPages(Pages[LogBatches]):
         return not page.is_empty
 
     def skipped_to(self, page: LogBatches) -> int | None:
-        """The last offset that a page covers, unless the page has the record at this offset."""
+        """The last offset that a page covers; None if the page contains the offset's record."""
         if page.is_empty:
             return None
         last = page.batches[-1] if page.batches else None

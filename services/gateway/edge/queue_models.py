@@ -87,7 +87,7 @@ class QueueModel(Model):
     depth: Id
     """Number of records that are neither acknowledged, nor dead letters, nor lost."""
     in_flight: Id
-    """Number of records that workers have claimed now."""
+    """Number of records that are currently claimed."""
     unsettled: Id
     """Number of delivered, unsettled records, including records that wait for redelivery."""
     redelivered: Id
@@ -161,8 +161,8 @@ class QueueClaimed(Model):
     lease_ms: Id
     limit: Literal["max-in-flight", "window", "keys"] | None
     """Why the queue delivers no more records now. `max-in-flight`: too many records are unsettled.
-    `window`: the first unsettled record is too far back. `keys`: all searched records wait for an
-    earlier record of their key."""
+    `window`: the next record is too far after the first unsettled one. `keys`: all searched records
+    wait for an earlier record of their key."""
     refused: list[RefusedPart]
     """Records of `ack` that were not acknowledged."""
 
@@ -186,7 +186,7 @@ class QueueNak(QueueSettle):
     reason: Annotated[
         str, StringConstraints(max_length=REASON_CHARS_MAX, pattern=r"^[^\x00]*$")
     ] = ""
-    """The reason, which a dead letter has as a header."""
+    """The reason, which becomes a header of a dead letter."""
 
 
 class QueueSettled(Model):
@@ -200,7 +200,7 @@ class QueueRedrive(Model):
     """Request to move dead letters back to the queue's log."""
 
     max: Annotated[int, Field(ge=1, le=CLAIM_MAX)] = 100
-    """Maximum number of dead letters. The oldest are moved first."""
+    """Maximum number of dead letters. The oldest dead letters are moved first."""
 
 
 class QueueRedriven(Model):

@@ -194,9 +194,9 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def delete_queue(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """Delete a queue.
 
-        The queue's claims end, and its progress is lost. Records that the queue is moving to the
-        dead-letter log may not arrive. The log and the dead letters are kept. With `If-Match`, a
-        late copy of the request does not delete a later queue with the same name.
+        The queue's claims end, and its progress is lost. Records that the queue is still moving to
+        the dead-letter log may never arrive there. The log and the dead letters are kept. With
+        `If-Match`, a late copy of the request does not delete a later queue with the same name.
         """
         await self._queues.delete(given[op.NAME], given[QUEUE], given[IF_MATCH])
         return no_content()

@@ -1,6 +1,6 @@
 """Read pages of a ledger or a log, and send one page or a stream of pages in the client's format.
 
-An error before the response's first byte sets the status. A later error is the stream's last line.
+An error before the response's first byte sets the status. A later error is sent as the last line.
 """
 
 import random
@@ -39,8 +39,8 @@ from services.gateway.logs.values import Start
 STREAM_BYTES: Final = 1 << 20
 """Bytes that a stream reads ahead of the client (chosen by judgement)."""
 WHOLE_BYTES_MAX: Final = 8 << 20
-"""Maximum bytes of a page that is encoded as a whole (Arrow), even if the client requests more. Memory
-has several copies of the page during encoding (chosen by judgement).
+"""Maximum bytes of a page that is encoded as a whole (Arrow), even if the client requests more.
+Encoding needs memory for several copies of the page (chosen by judgement).
 """
 _RETRY_MS: Final = 1000, 5000
 """Range of the random delay before a disconnected reader of events reconnects. Readers must not all
@@ -188,8 +188,8 @@ class ReadRequest:
 
 
 def _left(given: Given, start: Start, seen: int, *, is_filtered: bool) -> int | None:
-    """Return the rest of `limit` for a reader of events that resumes after `seen`. Otherwise each
-    connection would get the whole limit again. Raises: InvalidRequest if the rest is unknown.
+    """Return the rest of `limit` for a reader of events that resumes after `seen`, so that a
+    reconnection does not restart the limit. Raises: InvalidRequest if the rest is unknown.
     """
     limit = given.get(op.LIMIT)
     if limit is None and given.get(op.MAX_BYTES) is None:
@@ -270,8 +270,8 @@ def _taken(request: web.Request, room: Room, pages: Pages[P], parts: list[P]) ->
 async def send_lines(
     request: web.Request, stream: PageStream[P], encoding: str, wait_s: float
 ) -> web.StreamResponse:
-    """Send items as lines, up to the current end. An error after the head is the last line. A read
-    from `latest`, `-N` or a time gets the head with the resolved offset before any wait.
+    """Send items as lines, up to the current end. An error after the head is sent as the last line.
+    A read from `latest`, `-N` or a time gets the head with the resolved offset before any wait.
     """
     pages = stream.pages
     later_s, wait_s = (wait_s, 0.0) if stream.is_sought else (0.0, wait_s)

@@ -9,8 +9,8 @@ binary messages. Otherwise it sends text messages:
 - a problem object, after which the socket closes.
 
 With the subprotocol `quorumlog.appends` there is no tail. Each message is one append, and gets the
-same response as over HTTP before the next message is processed. A problem is the response to the
-first message without a response. Later messages are not carried out.
+same response as over HTTP before the next message is processed. A problem object answers the first
+message that has no response yet. Later messages are ignored.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class SocketTarget(Generic[T, P]):
 async def serve(
     request: web.Request, room: Room, target: SocketTarget[T, P]
 ) -> web.WebSocketResponse:
-    """Serve a socket until either side closes it. Raises: BadRequest without an upgrade."""
+    """Serve a socket until either side closes it. Raises: BadRequest without `Upgrade`."""
     socket = web.WebSocketResponse(
         heartbeat=_HEARTBEAT_S,
         max_msg_size=room.limits.body_bytes_max,
@@ -185,7 +185,7 @@ class _Appends(Generic[T, P]):
         raise self._refused
 
     async def _append_next(self) -> bool:
-        """Append the next message. Returns False if there is none."""
+        """Append the next message. Returns False if the socket ended first."""
         message = await self._next()
         if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return False
@@ -231,7 +231,7 @@ class _Session(Generic[T, P]):
             pipe.finish()
 
     def _is_for_the_tail(self, message: WSMessage) -> bool:
-        """Start the tail if the message requests it. Returns False for others. Raises: InvalidRequest."""
+        """Start the tail if the message requests it, or return False. Raises: InvalidRequest."""
         data = message.data
         longest = _CONDITIONS_BYTES_MAX if self._target.conditions else _CONTROL_BYTES_MAX
         if message.type != WSMsgType.TEXT or len(data) > longest or b"tail" not in data:

@@ -45,7 +45,7 @@ class AccessTokenCreate(Model):
     """Lifetime of the token in seconds. By default, the token is valid until revoked."""
 
     def drawn(self) -> tuple[str, token_bodies.TokenFields]:
-        """Draw a new secret. Returns the secret, and the fields to store, which have only its hash."""
+        """Draw a new secret. Returns the secret, and the fields to store, which have its hash."""
         drawn = draw_token()
         return drawn.secret, token_bodies.TokenFields(
             id=drawn.id,
@@ -84,7 +84,7 @@ class CallerShown(Model):
 
     who: str
     requires_tokens: bool
-    """Whether this gateway requires tokens. Otherwise `who` is `everyone`, with all permissions."""
+    """Whether this gateway requires tokens. If not, `who` is `everyone`, with all permissions."""
     grants: list[str]
     quotas: token_bodies.TokenQuotas | None = None
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None

@@ -109,12 +109,12 @@ class TransactionModel(Model):
     version: Id | None
     state: Literal["OPEN", "COMMITTED", "ABORTED"]
     duplicate: bool
-    """Whether another transaction committed this version. Then this transaction published nothing."""
+    """Whether this transaction published nothing because another committed the version first."""
     first_offset: Id | None
     """The offset of the first record that the transaction published."""
     last_offset: Id | None
     ledgers: list[LedgerOfTransaction]
-    """The ledgers created in an OPEN transaction, or published by a COMMITTED one in log order."""
+    """The ledgers created in an OPEN, or published (in log order) by a COMMITTED transaction."""
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 

@@ -1,9 +1,9 @@
 """Plans and creates forks of streams (section 4.2).
 
-A fork is a log that names ranges of its source's closed ledgers (rule 27a). So the source's offsets
-are valid in the fork up to the fork's beginning. A log counts records, which are JSON messages or
-chunks of bytes. `Stream-Fork-Sub-Offset` ends at a record of a JSON stream. In other streams the
-sub-offset may end within a record, whose first bytes then become the fork's first own record.
+A fork is a log that names ranges of its source's closed ledgers (rule 27a). Therefore the source's
+offsets are valid in the fork up to the fork's beginning. A log counts records, which are JSON
+messages or chunks of bytes. `Stream-Fork-Sub-Offset` counts JSON messages or bytes. If the
+sub-offset ends within a chunk, the first part becomes the fork's first own record.
 """
 
 from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ class ForkAsked:
 
     @property
     def has_lifetime(self) -> bool:
-        """Whether the request sets when the fork expires. Otherwise the source's settings apply."""
+        """Whether the request sets when the fork expires. If not, the source's settings apply."""
         return self.expires_at is not None or self.ttl_s is not None
 
     def is_made(self, config: StreamConfig) -> bool:

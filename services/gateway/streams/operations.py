@@ -98,7 +98,7 @@ def offset_of(text: str, pointer: str) -> Position:
 
 
 def _fork_offset(text: str, pointer: str) -> Place | Literal[0]:
-    """Parse a fork's offset. Clients may write 0 in the format of the reference server."""
+    """Parse a fork's offset. Clients may send 0 as the reference server formats it."""
     if _FIRST_OFFSET.fullmatch(text):
         return 0
     found = offset_of(text, pointer)

@@ -46,9 +46,9 @@ class KeptPages:
     a quarter of that (docs/internals/performance.md).
 
     Invariant: each cached page is full, so neither its records nor its end ever change. A log's
-    records are immutable, and only a page with room grows. Callers pass log metadata read for the
-    request or just before, so pages of logs that were deleted, created again or truncated earlier
-    are not found.
+    records are immutable, and only a page that is not full can grow. Callers pass log metadata read
+    for the request or just before. Therefore, pages of logs that were deleted, re-created or
+    truncated earlier are not found.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -111,8 +111,8 @@ class Found:
     config: StreamConfig
 
     def at(self, place: op.Place | Literal[0]) -> int:
-        """The offset of a place in this stream. Offsets of a fork's source are valid in the fork up
-        to the fork's beginning.
+        """Convert an offset that a client sent to the log's offset. Offsets of a fork's source are
+        valid in the fork up to the fork's beginning.
 
         Raises: LogReplaced.
         """
@@ -177,7 +177,7 @@ class StreamReads:
         self, request: web.Request, given: Given, found: Found
     ) -> web.Response | None:
         """The response to a catch-up read with recent metadata, or None if the page is not full. A
-        full page never changes, so it may be as old as caches may keep it (ADR 45).
+        full page never changes, so it may be as old as a response in a cache may be (ADR 45).
         """
         at = found.start(given[op.OFFSET])
         kept = self._kept.find(found.row, at)
@@ -236,7 +236,7 @@ class StreamReads:
         return f"{who}, max-age={min(60, left_s)}"
 
     def _cursor(self, given: int | None) -> int:
-        """The cursor of a live response, above the client's previous one (section 10.1)."""
+        """The cursor of a live response, greater than the client's last cursor (section 10.1)."""
         now = (self._logs.now_ms() // 1000 - _CURSOR_EPOCH_S) // _CURSOR_S
         if given is None or given < now:
             return now
@@ -306,8 +306,8 @@ class StreamReads:
         cursor: int | None,
         reported: dict[str, str],
     ) -> bool:
-        """Send a page's data and the next offset. Returns whether the stream is closed there.
-        `reported` has the control data that was sent last, so that it isn't repeated.
+        """Send a page's data and the next offset. Returns whether the stream is closed at that
+        offset. `reported` has the control data that was sent last, so that it isn't repeated.
         """
         page = shared.page
         data = b""
@@ -354,6 +354,6 @@ def _has_it(known: str | None, tag: str) -> bool:
 
 
 def _tag(found: Found, page: LogBatches) -> str:
-    """A page's ETag: the log's creation time, the page's offsets, whether the log ends there."""
+    """A page's ETag: the log's creation time, the page's offsets, and a mark at the log's end."""
     end = ":c" if page.closed else ""
     return f'"{found.row.created_at}:{page.first}:{page.next}{end}"'

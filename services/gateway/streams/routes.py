@@ -31,10 +31,10 @@ from services.gateway.streams.reads import Found, StreamReads, is_catch_up
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 _BEGUN_S: Final = 5.0
-"""Maximum wait of a creation until a concurrent creation has filled the stream; by judgement."""
+"""How long a creation waits for the first batch of a concurrent creation (chosen by judgement)."""
 
 _Make = Callable[[LogSettings], Awaitable[tuple[LogMetadata, bool]]]
-"""Creates a stream's log. Returns the metadata of the log of that name, and whether it is new."""
+"""Creates a stream's log. Returns the log's metadata, and whether this call created the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class _Sent:
         return "records" if self.records else "closed" if self.closes else ""
 
     def call(self, row: LogMetadata) -> Append:
-        """The append request, for this log and no later log of its name, because it was checked
-        against this log's metadata (rule 27b). A producer's retry is a duplicate even if its body
-        differs (section 5.2.1).
+        """The append request. A later log of the same name rejects it, because the request was
+        checked against the metadata of this log (rule 27b). A producer's retry is a duplicate even
+        if its body differs (section 5.2.1).
         """
         return Append.of(
             self.records,
@@ -151,8 +151,8 @@ class StreamRoutes:
 
         A creation with a body or a close completes with its first batch; before that, the stream
         does not exist. Concurrent and later creations with the same settings join an unfinished
-        creation, and the log's owner accepts one of their batches. So no data is removed that a
-        client may already see.
+        creation, and the log's owner accepts one of their batches. A creation never removes another
+        creation's data, because clients may already have read it.
         """
         settings = wanted.settings(sent.begins)
         try:
@@ -170,7 +170,7 @@ class StreamRoutes:
             return row, await self._fill(row, sent)
 
     async def _fill(self, row: LogMetadata, sent: _Sent) -> bool:
-        """Write a new stream's first batch. Returns False if another request has written one."""
+        """Write a new stream's first batch. Returns False if another request was first."""
         try:
             if sent.records:
                 await self._logs.append(row.name, sent.call(row))
@@ -194,10 +194,10 @@ class StreamRoutes:
         return (await self._logs.reader.tail(row.name, row))[0] == start
 
     async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
-        """Whether a stream has not expired. `row` was just read. Deletes an expired stream.
+        """Whether a stream has not expired. `row` is fresh metadata. Deletes an expired stream.
 
-        The database's clock, which is the same for all gateways, decides `Stream-Expires-At`,
-        unless the clock is in doubt. A protected stream does not expire.
+        All gateways compare `Stream-Expires-At` with the database's clock, and ignore the header
+        while this clock is in doubt. A protected stream does not expire.
         """
         found = config_of(row)
         at_ms = None if found is None else found.expires_ms
@@ -326,7 +326,7 @@ class StreamRoutes:
             return await self._reads.answer(request, given, found)
 
     async def _read_by_recent(self, request: web.Request, given: Given) -> web.Response | None:
-        """The response to a read, by recent metadata; None if fresh metadata may change it."""
+        """The response to a read by recent metadata; None if newer metadata could change it."""
         row = self._logs.rows.recent(given[op.STREAM])
         if row is None:
             return None

@@ -71,9 +71,9 @@ LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum of a page
 AFTER: Final = parameters.query_text("after", "[!-.0-~]{1,200}", "List those after this id.")
 
 _KEYS_S: Final = 60.0
-"""Time for which a gateway caches the keys. Chosen by judgement."""
+"""Time for which a gateway caches the keys that sign webhooks. Chosen by judgement."""
 _PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
-"""Text without control characters, because JSON escapes make them six times as long."""
+"""Text without control characters, whose JSON escapes are six times as long."""
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=600)]
 _Paths = Annotated[list[_Path], Field(max_length=STREAMS_MAX)]
 
@@ -91,7 +91,7 @@ class WebhookTarget(_Body):
 
 
 class SubscriptionPut(_Body):
-    """The configuration of a subscription. It can't be changed later."""
+    """The configuration of a subscription, which can't be changed later."""
 
     type: Literal["webhook", "pull-wake"]
     pattern: (
@@ -286,8 +286,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def list_subscriptions(self, request: web.Request, given: Given) -> web.Response:
         """List subscriptions.
 
-        Returns the subscriptions whose streams the caller may manage, sorted by id. A page may have
-        fewer than `limit`.
+        Returns the subscriptions whose streams the caller may manage, sorted by id. A page may
+        contain fewer than `limit` subscriptions.
         """
         limit = given[LIMIT]
         found = await self._subscriptions.page("", after=given[AFTER] or "", limit=limit + 1)
@@ -332,7 +332,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         """Create a subscription, or confirm its configuration.
 
         The subscription gets wakes for records that are appended from now on. A token needs
-        `manage` on each stream and on all that the pattern may match, and `append` on the wake
+        `manage` on each stream and each possible match of the pattern, and `append` on the wake
         stream.
         """
         wanted = (await body.read_model(request, self._room, SubscriptionPut)).settings
@@ -369,7 +369,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def delete_subscription(self, request: web.Request, given: Given) -> web.Response:
         """Delete a subscription.
 
-        Its current wake ends, and can no longer acknowledge offsets. Idempotent.
+        The subscription's current wake ends, and can no longer acknowledge offsets. Idempotent.
         """
         try:
             row = await self._look(request, given, Scope.MANAGE)
@@ -391,8 +391,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def add_subscription_streams(self, request: web.Request, given: Given) -> web.Response:
         """Add streams to a subscription.
 
-        Added streams begin at their ends. Idempotent. A token also needs `manage` on each added
-        stream, and `append` on the wake stream.
+        The subscription follows each added stream from the stream's end. Idempotent. A token also
+        needs `manage` on each added stream, and `append` on the wake stream.
         """
         wanted = await body.read_model(request, self._room, StreamsAdded)
         row = await self._look(request, given, Scope.MANAGE)
@@ -437,7 +437,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         """Claim a pull-wake subscription.
 
         The worker gets the pending work for `lease_ttl_ms`. Acknowledgements without `done` extend
-        the lease. A token needs `work` on all streams and on all that the pattern may match.
+        the lease. A token needs `work` on each stream and each possible match of the pattern.
         """
         wanted = await body.read_model(request, self._room, WakeClaim)
         row = await self._look(request, given, Scope.WORK)
@@ -508,7 +508,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     # --- what the handlers share -----------------------------------------------------------------
 
     async def _keys(self, *, creates: bool = True) -> Keys:
-        """The keys, cached for `_KEYS_S`. They change if an operator accepts a loss of their log."""
+        """The keys, cached for `_KEYS_S`. A lost log of subscriptions leads to new keys."""
         if self._known_keys is None or monotonic() > self._keys_until_s:
             secret = await self._subscriptions.signing_key(creates=creates)
             self._known_keys = Keys(secret.encode())
@@ -654,8 +654,8 @@ def _links_json(row: Subscription, *, has_tails: bool = False) -> list[dict[str,
 
 
 def _all_of(pattern: str) -> Sequence[str]:
-    """The name that a grant for all possible matches of a pattern covers; none without a pattern.
-    No log's name contains a star, so only grants for a prefix cover this name.
+    """A name that stands for all possible matches of a pattern; empty without a pattern. The name
+    ends with a star, which no log's name contains, so only grants for a prefix cover it.
     """
     return (f"{STREAM_PREFIX}{stream_name(literal(pattern))}*",) if pattern else ()
 

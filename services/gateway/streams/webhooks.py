@@ -54,7 +54,7 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 def is_allowed(address: Address, networks: Networks, *, is_public: bool) -> bool:
     """Whether a delivery may go to an address. Addresses of `networks` are allowed, and if
-    `is_public` also public addresses. An IPv4 address within an IPv6 address decides for both.
+    `is_public` also public addresses. An IPv4 address embedded in an IPv6 address decides.
     """
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
@@ -124,12 +124,12 @@ class _Resolver(AbstractResolver):
         self._slow_threads = ThreadPoolExecutor(SLOW_RESOLVERS_MAX, "webhook-slow-names")
         self._slow: set[str] = set()
         self._lookups: dict[_Lookup, asyncio.Future[Any]] = {}
-        """Running lookups, including those for which no delivery waits any longer."""
+        """Running lookups, including lookups for which no delivery waits any longer."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the allowed addresses of a name. Raises: OSError if there is none."""
+        """Return the allowed addresses of a name. Raises: OSError if no address is allowed."""
         wanted = host, port, family
         if wanted not in self._lookups:
             self._lookups[wanted] = self._look_up(wanted)
@@ -284,7 +284,7 @@ class Webhooks:
         return self._sessions[scheme]
 
     async def close(self) -> None:
-        """Close all connections, and the resolvers, which aiohttp leaves to their maker."""
+        """Close all connections, and the resolvers, which aiohttp does not close."""
         for session in self._sessions.values():
             await session.close()
         for resolver in self._resolvers:

@@ -5,12 +5,12 @@ unknown token. Therefore a new token works at once at every gateway, and a revok
 within seconds. While the metadata service is unavailable, cached tokens work until they expire. An
 unknown token may be new, so the gateway responds with 503 instead of 401.
 
-Gateways also accept the JWTs of a configured issuer, without requests (`edge/access/jwts.py`).
+Gateways also accept, and verify locally, the JWTs of a configured issuer (`access/jwts.py`).
 
-A page in a browser can't send headers when it opens a stream or a socket. Instead, the page puts a
-ticket into the URL. A ticket stands for a token on one path for half a minute, so tickets in a
-proxy's log are soon worthless. Gateways share the signing key, so every gateway accepts all tickets.
-A ticket has the token's id, or the claims of a JWT, which other gateways may not have seen.
+A page in a browser can't send headers with an event stream or WebSocket. Instead, it puts a ticket
+into the URL. A ticket stands for a token on one path for half a minute, so tickets in a proxy's log
+are soon worthless. Gateways share the signing key, so every gateway accepts all tickets. A ticket
+contains the token's id, or all claims of a JWT, which other gateways may lack.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _LIST_S: Final = 3.0
 _PAUSE_S: Final = 0.05
 """Minimum pause before a read for an unknown token, to limit the load (chosen by judgement)."""
 _TOKEN_CHARS_MAX: Final = 4096
-"""Maximum length of a token; a longer one is refused without hashing it."""
+"""Maximum length of a token; a longer token is refused without hashing it."""
 _MAY_BE_NEW: Final = "this gateway can't check the token now: retry with the same token"
 
 
@@ -113,7 +113,9 @@ class Callers:
     async def identify(self, secret: str) -> Caller:
         """Return the caller of a token or JWT. Raises: Unauthenticated, MetadataUnavailable."""
         if len(secret) > _TOKEN_CHARS_MAX:
-            raise Unauthenticated(f"the token is longer than {_TOKEN_CHARS_MAX} characters")
+            raise Unauthenticated(
+                f"the token is longer than {_TOKEN_CHARS_MAX} characters: send a valid token"
+            )
         # The lookup uses the secret's hash, so that the response time reveals nothing of the secret.
         digest = _digest(secret)
         known = self._known.get(digest)
@@ -160,8 +162,8 @@ class Callers:
     async def _learn(self) -> None:
         """Wait for a read of the list that began after this call. Raises: MetadataUnavailable."""
         seen = self._begun
-        # While the service is unavailable, fail at once. Otherwise requests with unknown tokens
-        # would wait, and use up the budget of requests.
+        # While the service is unavailable, fail at once, because waiting requests with unknown
+        # tokens would use up the budget of requests.
         self._check_away()
         async with self._lists:
             if self._done > seen:

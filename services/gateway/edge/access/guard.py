@@ -19,7 +19,7 @@ from services.gateway.logs.transactions import Transactions
 
 _BEARER: Final = "bearer"
 _CONNECTION: Final = web.RequestKey("connection", asyncio.Transport)
-"""Request key: the request's connection, which aiohttp's request drops on disconnection."""
+"""Request key: the connection, which aiohttp removes from the request on disconnection."""
 _FLOW: Final = web.RequestKey("flow", Flow)
 """Request key: the request's byte counter. Set only if the token has quotas."""
 

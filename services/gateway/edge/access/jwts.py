@@ -149,7 +149,7 @@ def is_jwt(secret: str) -> bool:
 
 
 def _grants(claim: object) -> tuple[str, ...]:
-    """Parse a claim, a list or a text of words, to grants. Scopes of other systems are ignored."""
+    """Parse the grants in a claim (a list, or a string of words). Other scopes are ignored."""
     words = claim.split() if isinstance(claim, str) else claim
     if not isinstance(words, list):
         return ()
@@ -214,7 +214,7 @@ class IssuedCallers:
         self._jwts, self._now = jwts, now
         self._known: dict[bytes | IssuedToken, Caller] = {}
         self._usages: dict[tuple[str, TokenQuotas], Usage] = {}
-        """The use of quotas, by subject and quotas. All JWTs of a subject share the same quotas."""
+        """Quota usage by subject and quota settings. All JWTs of a subject share its quotas."""
 
     def identify(self, digest: bytes, text: str) -> Caller:
         """Return the caller of the JWT `text`, whose hash is `digest`. Raises: Unauthenticated."""
@@ -252,7 +252,7 @@ class IssuedCallers:
             caller.usage = self._usage(who, issued)
         if len(self._known) >= ISSUED_MAX:
             # Evicted JWTs are verified again on their next use. Callers with connections stay,
-            # because `refresh` must end them when their JWT expires.
+            # because `refresh` must end these when the JWT expires.
             self._known = {one: known for one, known in self._known.items() if known.connections}
         self._known[key] = caller
         return caller

@@ -83,7 +83,7 @@ class Usage:
     def begin(self, announced: int) -> None:
         """Charge a new request and its `announced` bytes. Raises: Overloaded, charging nothing."""
         most = self.quotas.connections
-        # Skip closing connections, because a disconnected client's tail ends only at a write.
+        # Skip closing connections: after a disconnection, a tail ends only at its next write.
         if (
             most is not None
             and sum(not flow.connection.is_closing() for flow in self.flows) >= most
@@ -122,7 +122,7 @@ class Usage:
 
     @contextlib.contextmanager
     def new_ledger(self, is_open: Callable[[int], bool]) -> Iterator[set[int]]:
-        """Reserve quota for a ledger. The block adds the id to the set. Raises: Overloaded."""
+        """Reserve quota for a ledger, whose id the block adds to the set. Raises: Overloaded."""
         most = self.quotas.open_ledgers
         if most is None:
             yield set()

@@ -29,7 +29,7 @@ class Scope(StrEnum):
     """Claiming and settling records of a log's queues."""
     MANAGE = "manage"
     ADMIN = "admin"
-    """Includes all other scopes, and allows to accept the loss of entries and bookies."""
+    """Includes all other scopes, and permits accepting the loss of entries and bookies."""
 
 
 class Kind(StrEnum):

@@ -27,16 +27,16 @@ _FREE_BYTES: Final = 1 << 20
 """Allowance for unparsed control frames, in addition to twice the size of the largest message."""
 
 LARGE_BYTES: Final = 1 << 20
-"""Size from which messages are parsed in turn. A complete message is joined, unmasked, copied and
-decoded at once. That takes 3 ms for this size and 40 ms for the largest message (measured)."""
+"""Size from which the event loop parses one message per iteration. Joining, unmasking, copying and
+decoding take 3 ms for a message of this size, and 40 ms for the largest message (measured)."""
 
 
 class Arrivals:
     """Counts the bytes of one WebSocket in memory.
 
-    The class wraps aiohttp's parser, which has no hook. When a message ends within a chunk, the rest
-    of the chunk is not counted, so one read of the connection may go uncounted. Control frames
-    between the fragments of a message do not end the message, and are not counted.
+    The class wraps aiohttp's parser, which offers no hook for counting. When a message ends within
+    a chunk, the rest of the chunk is not counted, so one read of the connection may go uncounted.
+    Control frames between the fragments of a message do not end the message, and are not counted.
 
     Invariant: the budget counts `_held` bytes for this socket, and 0 once the socket is closed.
     """
@@ -166,7 +166,7 @@ class Arrivals:
         self._held = 0
 
     def _count(self) -> None:
-        """Update the budget's count. Raises: Overloaded, although the bytes are counted."""
+        """Update the budget's count. Raises: Overloaded, but counts the bytes anyway."""
         held = self._partial + self._taken + bytes_in(self._queue)
         more, self._held = held - self._held, held
         if more <= 0:

@@ -36,7 +36,7 @@ _PLAIN_MARKS_MAX: Final = 1 << 14
 _EXPANDED_BYTES_MAX: Final = 1 << 20
 """Decompressed size beyond which `codings.check_expansion` limits the compression ratio."""
 _MEMBERS_MAX: Final = 100
-"""Maximum members of a JSON object. Operations have fewer fields; error lists stay short."""
+"""Maximum members of a JSON object: more than any operation has, but few enough to list errors."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
@@ -117,7 +117,7 @@ async def _read_slowly(
             f"the body was incomplete after {bounds.body_timeout_s:g} s: only {total} bytes arrived"
         ) from error
     except web.RequestPayloadError as error:
-        raise BadRequest("the body is truncated, or its transfer encoding is invalid") from error
+        raise BadRequest("the body is truncated or badly encoded: send it again") from error
     if unpacker is not None:
         unpacker.finish()
     return b"".join(chunks)
@@ -160,8 +160,8 @@ async def in_turn(
         finally:
             room.drop(request, held)
     finally:
-        # A parse may hold the interpreter lock throughout, so afterwards other requests get as much
-        # time. No pause is needed after a parse that is shorter than the lock's switch interval.
+        # Pause as long as the parse took, because it may have held the interpreter lock throughout.
+        # No pause is needed after a parse that is shorter than the lock's switch interval.
         pause_s = took_s if took_s > sys.getswitchinterval() else 0
         asyncio.get_running_loop().call_later(min(pause_s, _PAUSE_S_MAX), room.parsing.release)
 

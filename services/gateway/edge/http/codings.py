@@ -109,9 +109,9 @@ class Unpacker:
         return min(self._produced, self._window) if self._decoder is not None else 0
 
     def pieces(self, chunk: bytes) -> Iterator[tuple[bytes, int]]:
-        """Decompress a chunk of the body to pieces of at most PIECE_BYTES, some empty. Yields pairs
-        of piece and charge. The charge is the piece's length. When a further member begins, the
-        bytes that the previous member lacked to MEMBER_BYTES are added. Raises: BadRequest.
+        """Decompress a chunk of the body to pieces of at most PIECE_BYTES, some empty. Yields each
+        piece with its charge: the piece's length, and at the start of a further member the bytes by
+        which the previous member was shorter than MEMBER_BYTES. Raises: BadRequest.
         """
         while chunk:
             cost = 0

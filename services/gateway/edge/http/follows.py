@@ -18,7 +18,7 @@ from quorumlog.errors import QuorumLogError
 log = logging.getLogger(__name__)
 
 _WINDOW_BYTES: Final = 4 << 20
-"""Size of the window for readers slightly behind: at least one page (chosen by judgement)."""
+"""Maximum size of the window, which keeps at least one page (chosen by judgement)."""
 _READ_S: Final = 30.0
 """How many seconds a follow's read waits for new items."""
 
@@ -89,7 +89,8 @@ class Follow(Generic[P]):
         self.is_over = False
 
     async def run(self) -> None:
-        """Read until the end or an error. The readers then read their own pages, and get the error."""
+        """Read until the end or an error. Readers then read on their own, and get the same error.
+        """
         try:
             with contextlib.suppress(QuorumLogError):
                 while not self.is_over:

@@ -87,8 +87,8 @@ _KEPT: Final = web.RequestKey("kept_bytes", int)
 
 
 class LargeMessages:
-    """Limits the parsing of large messages to one chunk per iteration of the event loop. Otherwise
-    large messages that end at the same time would together delay all other requests.
+    """Limits the parsing of large messages to one chunk per iteration of the event loop. Without
+    the limit, large messages that end at the same time would delay all other requests.
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class Room:
             self.bodies.give(PEER.get(), count)
 
     def keep(self, request: web.Request, count: int, *, is_problem: bool = False) -> None:
-        """Charge `count` bytes of a response. Raises: Overloaded, except for a problem."""
+        """Charge `count` bytes of a response. Raises: Overloaded, except for a problem document."""
         (self.answers.back if is_problem else self.answers.take)(PEER.get(), count)
         request[_KEPT] = request.get(_KEPT, 0) + count
 

@@ -1,7 +1,7 @@
 """Append the items of a stream, in order.
 
 One append at a time keeps the stream's order, whichever gateway is the writer. Items that arrive
-during an append form the next append. Thus fast streams make large runs; slow streams don't wait.
+during an append form the next append. Fast streams thus make large appends; slow streams don't wait.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ the entry id or offset that the first item must get.
 _RUN_BYTES_MAX: Final = 2 << 20
 """Maximum bytes of one append: large for throughput, small for a steady pace (chosen by judgement)."""
 _BUFFER_BYTES_MAX: Final = 4 << 20
-"""Maximum unacknowledged bytes of a stream. The gateway then stops reading the stream."""
+"""Maximum unacknowledged bytes of a stream. At this limit, the gateway pauses reading."""
 _ITEM_BYTES: Final = 64
 """Overhead charged per item, which also bounds the number of empty items in the buffer."""
 
@@ -105,8 +105,8 @@ class Pipe(Generic[T]):
     def finish(self, error: QuorumLogError | None = None) -> None:
         """End the stream. Items that are already queued are still appended."""
         if error is not None:
-            # The error's frames reference this pipe, in a cycle, and three forms of the faulty
-            # message of up to 16 MiB. The next full garbage collection may be hours away.
+            # The traceback is in a reference cycle with this pipe, and keeps up to 48 MiB of the
+            # message alive. The next full garbage collection may be hours away.
             error.__traceback__ = error.__cause__ = error.__context__ = None
         self.error = self.error or error
         self._is_finished = True
@@ -152,7 +152,7 @@ class Pipe(Generic[T]):
             self._is_over = True
 
     def _take(self) -> list[T]:
-        """Remove the next run from the buffer. From now on the engine counts its bytes."""
+        """Remove the next run from the buffer. From now on, the engine counts the run's bytes."""
         run: list[T] = []
         size = 0
         while self._items and len(run) < BATCH_ENTRIES_MAX:
@@ -233,7 +233,7 @@ async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: Par
 
 
 async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes], None]:
-    """Yield the body's lines in groups that arrived together. The incomplete rest is charged."""
+    """Yield the body's lines in groups that arrived together. An incomplete line is charged."""
     held, peer = 0, PEER.get()
     try:
         async for lines, rest_bytes in _split(request, room):
@@ -287,5 +287,5 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
                 deadline += len(part) / limits.body_rate_bytes_s_min
             rest += last
             if len(rest) > line_bytes_max:
-                raise TooLarge(f"a line of the body has more than {line_bytes_max} bytes")
+                raise TooLarge(f"a line has more than {line_bytes_max} bytes: send shorter lines")
             yield lines, len(rest) + (0 if unpacker is None else unpacker.kept_bytes)

@@ -48,7 +48,7 @@ async def write_end(response: web.StreamResponse, packer: Packer | None = None) 
 async def send_whole(
     request: web.Request, room: Room, response: web.Response
 ) -> web.StreamResponse:
-    """Send a large response at the client's pace. The caller has reserved its budget."""
+    """Send a large response at the client's pace. The caller has charged the budget."""
     assert isinstance(response.body, bytes), "a large response has a body of bytes"
     sent = web.StreamResponse(status=response.status, headers=response.headers)
     packer = begin(request, room, sent, size=len(response.body), sample=response.body)
