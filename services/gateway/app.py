@@ -299,7 +299,7 @@ def _routes(
 async def running_logs(
     engine: Engine, times: LogTimes
 ) -> AsyncIterator[tuple[LogManager, Transactions]]:
-    """Runs the logs and transactions of an engine. Drain the logs before the engine."""
+    """Runs the logs and transactions of an engine. The logs must be drained before the engine."""
     transactions = TransactionClient(engine.metadata)
     store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
     logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers), times=times)

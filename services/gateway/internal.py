@@ -226,7 +226,7 @@ class _LogRoutes:
         return json_value({"ends": self._logs.views.ends_here(heads)})
 
     async def access(self, _request: web.Request, given: Given) -> web.Response:
-        """Counts an access to a log whose expiry this process keeps. Returns if the log expires."""
+        """Counts an access at the log's expiry keeper, and returns whether the log expires."""
         term = given[TERM]
         if term is None:
             raise InvalidRequest("query parameter `term` is required: send the owner's term")

@@ -193,7 +193,7 @@ def _queues(measured: Sequence[tuple[Queue, int, float | None]]) -> Iterable[Met
 
 
 def _subscriptions(service: SubscriptionService) -> Iterable[Metric]:
-    """Yields this gateway's deliveries and, at the owner of the subscriptions' log, their state."""
+    """Yields this gateway's deliveries, and the subscriptions' state if it owns their log."""
     for name, text, count in (
         ("deliveries", "Wakes that receivers accepted, or that were announced", service.deliveries),
         ("failures", "Attempts to deliver or announce a wake that failed", service.failures),

@@ -89,7 +89,7 @@ class ConsumerModel(PositionModel):
     """A consumer with its state and lag."""
 
     state: Literal["ok", "log-replaced", "offset-truncated"]
-    """`log-replaced`: the log was deleted. `offset-truncated`: unprocessed records were dropped."""
+    """`log-replaced`: a new log has the name. `offset-truncated`: unread records were dropped."""
     lag: LagModel | None
 
 

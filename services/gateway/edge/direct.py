@@ -50,7 +50,7 @@ from services.gateway.logs.consumers import Consumers
 log = logging.getLogger(__name__)
 
 _SMALL_BYTES: Final = 256 << 10
-"""Maximum body size: that of one socket read. The fast path gains little for longer bodies."""
+"""Maximum body size: one socket read. The fast path gains little for longer bodies."""
 _APPEND: Final = re.compile(r"/v1/ledgers/(0|[1-9][0-9]{0,17})/entries", re.ASCII)
 _COMMIT: Final = re.compile(rf"/v1/logs/({LOG_NAME})/consumers/({LOG_NAME})", re.ASCII)
 _OFFSET: Final = re.compile(rb'\{"offset": ?(0|[1-9][0-9]{0,17})\}')

@@ -192,7 +192,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         """Close a ledger as its writer.
 
         The ledger ends at the writer's last acknowledged entry. If another process has closed the
-        ledger, the response is 200 if the end is the same, and otherwise 409 with the actual end.
+        ledger, the response is 200 for the same end, and otherwise 409 with the `last_entry`.
         """
         ledger = await self._engine.close(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return _shown(ledger)

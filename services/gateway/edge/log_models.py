@@ -290,7 +290,7 @@ class LogOpened(models.Model):
 
 
 class LogArchived(models.Model):
-    """Report that the records below the offset `through` are archived, durably and verified."""
+    """Report that the records below the offset `through` are durably archived and verified."""
 
     through: models.Id
     expect: models.Id | None = None

@@ -184,8 +184,8 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def patch_log(self, request: web.Request, given: Given) -> web.Response:
         """Change a log's limits, or its protection from deletion.
 
-        Only the named limits change, and take effect within seconds. With `If-Match`, if the log
-        has another `version` (its `ETag`), the response is 412 `version-conflict` with the current
+        Only the named limits change, and take effect within seconds. If the log's `version` (its
+        `ETag`) differs from `If-Match`, the response is 412 `version-conflict` with the current
         `version`. A roll or a new owner also changes the version. A protected log can't be deleted,
         truncated or overwritten (409 `log-protected`), but retention still applies.
         """

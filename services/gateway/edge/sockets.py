@@ -2,7 +2,7 @@
 
 The client sends binary messages with frames to append, text messages with the JSON of an append, or
 `{"tail":{"from":0,"encoding":"base64"}}`. With the encoding `frames`, the gateway sends the tail as
-binary messages. Otherwise it sends text messages:
+binary messages. All other messages are text:
 - a range of ids for each acknowledged run, which also acknowledges all earlier runs;
 - `{"tail":{"from":7}}` with the resolved offset of a tail from `latest`, `-N` or a time;
 - pages of the tail in the format of reads, and `{"end":…}` at the final end;

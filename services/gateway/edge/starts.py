@@ -55,7 +55,7 @@ def event_id_of(text: str, pointer: str) -> tuple[int, str | None]:
     """
     number, _, token = text.partition(".")
     if number != text and not _TOKEN.fullmatch(token):
-        raise BadRequest(f"{pointer}: {text[:_CHARS_MAX]!a} is not an event id: send a received id")
+        raise BadRequest(f"{pointer}: {text[:_CHARS_MAX]!a} is not the id of a received event")
     offset = integer(number, pointer, NO_ENTRY, ID_MAX - 1)
     return offset, created_of(token) if token else None
 

@@ -142,8 +142,7 @@ class StreamForks:
     ) -> ForkPlan:
         """Plan the fork. `made` has the settings of a fork whose creation is unfinished.
 
-        Raises: Forbidden without the right to read the source, NoSuchLog, StreamConflict,
-        BadRequest.
+        Raises: Forbidden (the source is not readable), NoSuchLog, StreamConflict, BadRequest.
         """
         caller_of(request).check(Scope.READ, Kind.LOGS, wanted.source)
         try:

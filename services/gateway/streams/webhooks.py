@@ -54,7 +54,7 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 def is_allowed(address: Address, networks: Networks, *, is_public: bool) -> bool:
     """Whether a delivery may go to an address. Addresses of `networks` are allowed, and if
-    `is_public` also public addresses. An IPv4 address embedded in an IPv6 address decides.
+    `is_public` also public addresses. An IPv6 address is judged by the IPv4 address that it embeds.
     """
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour

@@ -60,8 +60,7 @@ def _caller_of(row: TokenRow) -> Caller:
 class Callers:
     """The cached tokens, by the hash of their secrets.
 
-    Invariant: a token is refused only after a read of the list that began after the request
-    arrived.
+    Invariant: a token is refused only after a read of the list that began after the request.
     """
 
     def __init__(

@@ -251,8 +251,8 @@ class IssuedCallers:
         if issued.quotas != TokenQuotas():
             caller.usage = self._usage(who, issued)
         if len(self._known) >= ISSUED_MAX:
-            # Evicted JWTs are verified again on their next use. Callers with connections stay,
-            # because `refresh` must end these when the JWT expires.
+            # Evicted JWTs are verified again on their next use. Callers with connections stay, so
+            # that `refresh` can end them when their JWT expires.
             self._known = {one: known for one, known in self._known.items() if known.connections}
         self._known[key] = caller
         return caller
