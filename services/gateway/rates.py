@@ -36,7 +36,7 @@ class Counts(NamedTuple):
 
 NAMES: Final = tuple(name.replace("append_s", "append_ms") for name in Counts._fields)
 Sample = tuple[float | None, ...]
-"""Rates per second of one interval, in the order of NAMES; None if unknown, or without appends."""
+"""Rates per second in one interval, in the order of NAMES. None: unknown, or no appends to time."""
 UNKNOWN: Final[Sample] = (None,) * len(NAMES)
 
 

@@ -1,4 +1,4 @@
-// What the person who logged in may do, from the grants of the token (docs/guides/tokens.md).
+// The permissions of the logged-in user, from the grants of the token (docs/guides/tokens.md).
 
 const ALL = ["read", "append", "manage"];
 
@@ -13,7 +13,7 @@ function covers(grant, kind, name) {
   return itsName.endsWith("*") ? name.startsWith(itsName.slice(0, -1)) : name === itsName;
 }
 
-/** Whether a caller (the answer of `GET /v1/caller`) has one of `scopes`, separated by "|", on a resource.
+/** Whether a caller (the response to `GET /v1/caller`) has one of `scopes`, separated by "|", on a resource.
  * `kind`: "logs", "ledgers" (with the namespace as `name`), "cluster" or "everything". */
 export function may(caller, scopes, kind, name = "") {
   const wanted = scopes.split("|");
@@ -24,13 +24,13 @@ export function may(caller, scopes, kind, name = "") {
   });
 }
 
-/** Whether a caller has any grant on some resource of a kind, so that a list of that kind may have rows. */
+/** Whether a caller has a grant on any resource of a kind, so that a list of this kind can have rows. */
 export const mayOnAny = (caller, ...kinds) => caller.grants.some((grant) => {
   const where = grant.slice(grant.indexOf(":") + 1);
   return where === "*" || kinds.some((kind) => where.startsWith(`${kind}/`));
 });
 
-/** Whether a caller has one of `scopes` on a ledger: its log counts, otherwise its namespace. */
+/** Whether a caller has one of `scopes` on a ledger's log, or on the namespace of a ledger without a log. */
 export function mayOnLedger(caller, scopes, ledger) {
   return ledger.log
     ? may(caller, scopes, "logs", ledger.log)

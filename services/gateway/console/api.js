@@ -1,4 +1,4 @@
-// Requests to the gateway's public API, with the token of the person who logged in.
+// Requests to the gateway's public API, with the token of the logged-in user.
 
 import { useCallback, useEffect, useRef, useState } from "./preact-hooks.js";
 
@@ -14,12 +14,12 @@ export class Problem extends Error {
     this.retryable = Boolean(body.retryable);
     this.outcome = body.outcome || "";
     this.errors = body.errors || [];
-    /** All members of the answer, such as `next_offset`. */
+    /** All members of the response, such as `next_offset`. */
     this.body = body;
   }
 }
 
-/** The token of this browser tab, or "" if nobody logged in. A tab forgets its token when it closes. */
+/** The token of this browser tab, or "" before the login. Closing the tab deletes the token. */
 export const token = () => sessionStorage.getItem(TOKEN) || "";
 
 export function setToken(text) {
@@ -31,7 +31,7 @@ export function setToken(text) {
 export const onRefused = { call: () => {} };
 
 /** Send a request and return the response; raise a Problem for any status of 400 or more.
- * `json` becomes the body. `params`: the query, without the members that are null, undefined or "". */
+ * `json` becomes the body, and `params` the query, without members that are null, undefined or "". */
 export async function send(method, path, { json, body, params, headers = {}, signal } = {}) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(params || {})) {
@@ -60,12 +60,12 @@ export async function send(method, path, { json, body, params, headers = {}, sig
   const text = await response.text();
   const type = response.headers.get("Content-Type") || "";
   const problem = new Problem(response.status, type.includes("json") ? parsed(text) : {});
-  // A late answer to a request with an earlier token says nothing about the present one.
+  // A late response to a request with an earlier token says nothing about the current token.
   if (response.status === 401 && sent === token()) onRefused.call(problem);
   throw problem;
 }
 
-/** A problem document; a proxy's answer may be cut off or be no JSON at all. */
+/** Parse a problem document. A proxy's response may be truncated, or not be JSON. */
 function parsed(text) {
   try {
     return JSON.parse(text) || {};
@@ -74,20 +74,20 @@ function parsed(text) {
   }
 }
 
-/** Send a request and return the JSON of the answer, or null if the answer has no body. */
+/** Send a request and return the JSON of the response, or null if the response has no body. */
 export async function call(method, path, options) {
   const text = await (await send(method, path, options)).text();
   return text ? JSON.parse(text, exact) : null;
 }
 
-/** Integers that JavaScript would round, such as ids of ledgers from 2^53 on, stay texts. */
+/** Parse JSON, but keep integers that JavaScript would round, such as ledger ids from 2^53 on, as strings. */
 function exact(_name, value, { source } = {}) {
   return Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?[0-9]+$/.test(source) ? source : value;
 }
 
 export const get = (path, params, signal) => call("GET", path, { params, signal });
 
-/** The lines of an answer in NDJSON as they arrive, each parsed. */
+/** Yield each parsed line of an NDJSON response when the line arrives. */
 export async function* lines(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -105,11 +105,11 @@ export async function* lines(response) {
   }
 }
 
-/** A name as a part of a path. */
+/** Encode a name as a segment of a path. */
 export const quoted = encodeURIComponent;
 
-/** Load data with `load(signal)`, again when one of `inputs` changes and every `everyMs` milliseconds.
- * A page that nobody sees does not load. After an error the last data stays, beside the error. */
+/** Load data with `load(signal)`, and reload when one of `inputs` changes and every `everyMs` milliseconds.
+ * A hidden page does not load. After an error, the last data stays visible with the error. */
 export function useLoad(load, inputs, everyMs = 0) {
   const [state, setState] = useState({ data: null, error: null, isLoading: true, at: 0 });
   const current = useRef(null);

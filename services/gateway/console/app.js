@@ -16,7 +16,7 @@ const PAGES = [
   { name: "logs", title: "Logs", show: Logs, one: Log, isFor: (caller) => mayOnAny(caller, "logs") },
   { name: "ledgers", title: "Ledgers", show: Ledgers, one: Ledger, isFor: (caller) => mayOnAny(caller, "logs", "ledgers") },
   { name: "repair", title: "Repair", show: Repair, isFor: (caller) => may(caller, "read", "cluster") },
-  // Everyone may see there what the own token allows; the name at the top leads there.
+  // Every user may see the token's permissions on this page; the name at the top links to it.
   { name: "tokens", title: "Tokens", show: Tokens, isHidden: (caller) => !may(caller, "admin", "everything") },
   { name: "audit", title: "Audit", show: Audit, isFor: (caller) => may(caller, "admin", "everything") },
 ];
@@ -140,12 +140,12 @@ function App() {
   const title = asksLogin ? "Log in" : isDocs ? "API" : page ? [parts[1], page.title].filter(Boolean).join(" · ") : "No such page";
   useEffect(() => {
     document.title = `${title} · quorumlog`;
-    // The first page keeps the focus at its beginning, where the link to the content is.
+    // On the first page, the focus stays at the top, where the link to the content is.
     if (isShown.current) main.current?.focus({ preventScroll: true });
     isShown.current = true;
   }, [title]);
   useEffect(() => {
-    // A person whose token allows nothing on the cluster begins with the first page that it allows.
+    // Users whose token has no grant on the cluster start at the first page that the token allows.
     if (caller && !isDocs && parts[0] === "" && !isAllowed) location.replace(`#/${pages[0].name}`);
   });
   const enter = (text) => {

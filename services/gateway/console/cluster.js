@@ -1,4 +1,4 @@
-// What the pages Overview and Repair share: names, pages of lists that came whole, and acts on bookies.
+// Code that the pages Overview and Repair share: names, pages of complete lists, and actions on bookies.
 
 import { call, quoted } from "./api.js";
 import { Act, count, html, useEffect, useRef, useState } from "./ui.js";
@@ -8,13 +8,13 @@ export const nameOf = (member) => member.split("@")[0];
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
-/** The first names of a list, and how many more there are. */
+/** The first names of a list, and the number of further names. */
 export function some(names, most = 5) {
   const more = names.length - most;
   return names.slice(0, most).join(", ") + (more > 0 ? ` and ${count(more)} more` : "");
 }
 
-/** Pages of a list that is here as a whole: its rows to show, and `pager` for the component Pager. */
+/** Pages of a completely loaded list: the rows to show, and `pager` for the component Pager. */
 export function usePaged(rows, size = 50) {
   const [page, setPage] = useState(1);
   const last = Math.max(1, Math.ceil(rows.length / size));
@@ -25,7 +25,7 @@ export function usePaged(rows, size = 50) {
   };
 }
 
-/** The first value that each key had on this page, to show progress since then. Forgets keys that are gone. */
+/** The first value that each key had on this page, to show the progress since. Removes keys that are gone. */
 export function useFirst(pairs) {
   const first = useRef(new Map());
   useEffect(() => {

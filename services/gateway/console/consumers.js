@@ -1,11 +1,11 @@
-// Consumers of one log: how far they are, who works, and how to reset or delete one.
+// Consumers of one log: their offsets and workers, and how to reset or delete a consumer.
 
 import { may } from "./access.js";
 import { call, quoted, usePages } from "./api.js";
 import { PlaceFields, isName, placeOf, useForm } from "./logform.js";
 import { Act, Ago, Field, Fragment, Loaded, Pager, State, Table, bytes, count, duration, html, useMemo, useRef, useState } from "./ui.js";
 
-/** Loads whose rates are kept. */
+/** Number of loads whose rates are kept. */
 const RATES = 120;
 
 const pathOf = (one) => `/v1/logs/${quoted(one.log)}/consumers/${quoted(one.consumer)}`;
@@ -31,7 +31,7 @@ export function Rate({ of: rates = [] }) {
   return rates.length ? count(Math.round(rates[rates.length - 1] * 10) / 10) : html`<span title="The rate appears after the next refresh.">—</span>`;
 }
 
-/** How far a consumer is behind. */
+/** A consumer's lag. */
 export function Lag({ of: { lag, state } }) {
   if (state !== "ok") return html`<${State} of=${state} tone="bad" />`;
   if (!lag) return html`<span title="The log's end can't be read now.">unknown</span>`;
@@ -39,7 +39,7 @@ export function Lag({ of: { lag, state } }) {
   return html`<span title=${`${lag.records} records`}>${count(lag.records)} records${more.length ? ` (${more.join(", ")})` : ""}</span>`;
 }
 
-/** Who holds a consumer's lease, or held it last. */
+/** The current or last holder of a consumer's lease. */
 export function Lease({ of: lease }) {
   if (!lease) return "none";
   return html`<span title=${`Fencing token ${lease.fencing_token}`}><bdi>${lease.holder}</bdi>

@@ -1,4 +1,4 @@
-// The page of the API: operations by resource, from /openapi.json, each with a form that tries it.
+// The page of the API: operations by resource, from /openapi.json, each with a form that sends a request.
 
 import { token, useGet } from "./api.js";
 import { bytes, Choice, Command, Dialog, Failure, Field, Fragment, html, Loaded, State, useEffect, useMemo, useRef, useState } from "./ui.js";
@@ -7,7 +7,7 @@ const SHOWN_BYTES_MAX = 256 * 1024;
 const STREAM_MS = 8_000;
 const STREAMS = ["text/event-stream", "application/x-ndjson"];
 const BINARY = ["application/vnd.quorumlog.frames", "application/vnd.apache.arrow.stream"];
-// Properties of a schema beyond which a field has a "fields" button of its own: schemas may refer to themselves.
+// Properties of a schema beyond which a field has its own "fields" button, because schemas may refer to themselves.
 const DEPTH_MAX = 6;
 
 // Texts
@@ -19,7 +19,7 @@ function inline([whole, code, bold, label, href, address], links) {
   if (code) return links[code] ? html`<a href=${links[code]}><code>${code}</code></a>` : html`<code>${code}</code>`;
   if (bold) return html`<strong>${bold}</strong>`;
   if (address) return html`<a href=${address} rel="noreferrer">${address}</a>`;
-  // Gateways don't serve the files of the documentation, so their names stay texts; other schemes are not followed.
+  // Gateways don't serve the documentation's files, so their names stay text. Other schemes are not linked.
   return /^(https?:\/\/|[/#])/.test(href) ? html`<a href=${href} rel="noreferrer">${label}</a>` : label ? html`${label} (<code>${href}</code>)` : whole;
 }
 
@@ -43,7 +43,7 @@ function Text({ of = "", links }) {
   });
 }
 
-/** Details that exist only while they are open. */
+/** Details that are rendered only while they are open. */
 function More({ title, children }) {
   const [isOpen, setOpen] = useState(false);
   return html`<details class="more" onToggle=${(event) => { event.stopPropagation(); setOpen(event.currentTarget.open); }}>
@@ -57,7 +57,7 @@ const nameOf = (schema) => schema.$ref?.split("/").pop();
 const resolved = (schema, schemas) => schemas[nameOf(schema)] || schema;
 const choices = (schema) => schema.anyOf || schema.oneOf || null;
 
-// JavaScript has no exact number at the ends of 64 bits.
+// JavaScript can't represent the bounds of 64-bit integers exactly.
 const bound = (value) => Math.abs(value) >= 2 ** 63 ? (value < 0 ? "−2⁶³ + 1" : "2⁶³ − 1") : value?.toLocaleString("en");
 
 function range(low, high, unit = "") {
@@ -128,7 +128,7 @@ function Content({ of, schemas, links }) {
 
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/** What the form describes, as a request: {url, method, headers, body}. `given`: texts by "place/name". */
+/** The request that the form describes: {url, method, headers, body}. `given`: texts by "place/name". */
 function requestOf(one, given, media, accept, body) {
   let path = one.path;
   const query = new URLSearchParams();
@@ -167,7 +167,7 @@ function indented(text) {
   }
 }
 
-/** Send a request, and report what is known of the answer so far by `set`, until it ends. */
+/** Send a request, and report the response to `set` as it arrives, until the response ends. */
 async function exchange({ method, url, headers, body }, set, abort) {
   const began = performance.now();
   const sent = token() ? { ...headers, Authorization: `Bearer ${token()}` } : headers;
@@ -357,7 +357,7 @@ function Reference({ openapi, caller }) {
     setOpened((old) => ({ ...old, [one.id]: isOpen }));
     if (isOpen) history.replaceState(null, "", `#${one.id}`);
   };
-  // A link to the address that is shown already changes nothing there, but the reader wants to see the operation.
+  // A link to the current address changes no address, so scroll to the operation here.
   const go = (id) => location.hash === `#${id}` && setTarget({ id });
   return html`<div class="docs">
     <aside>

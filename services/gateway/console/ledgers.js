@@ -22,10 +22,10 @@ const range = (first, last) => (String(first) === String(last) ? `entry ${first}
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const Log = ({ name }) => html`<a href=${to("logs", name)}>${name}</a>`;
 
-/** Whether a caller may create a ledger in any namespace; the gateway checks the one that is chosen. */
+/** Whether a caller may create a ledger in any namespace; the gateway checks the chosen namespace. */
 const mayCreate = (caller) => caller.grants.some((grant) => /^(append|admin):(\*$|ledgers\/)/.test(grant));
 
-/** Names and values that a person edits. `pairs`: [[name, value], …]. */
+/** Inputs for names and values. `pairs`: [[name, value], …]. */
 function Pairs({ label, pairs, set, help }) {
   const change = (at, part, text) => set(pairs.map((pair, i) => (i === at ? pair.with(part, text) : pair)));
   return html`<fieldset class="pairs">
@@ -111,7 +111,7 @@ function Create() {
   <//>`;
 }
 
-/** What one should know about a ledger beside its state. */
+/** Notes about a ledger in addition to its state. */
 function Marks({ ledger }) {
   return html`<${Fragment}>
     ${ledger.degraded && html` <${State} of="degraded" />`}
@@ -152,11 +152,11 @@ export function Ledger({ name, caller }) {
   return html`<h1>No such ledger</h1><p>The id of a ledger is a number. <a href="#/ledgers">Go to the list of ledgers</a>.</p>`;
 }
 
-/** Loads nothing for callers whose token does not allow the cluster's state. */
+/** Loads nothing if the caller's token does not allow reading the cluster's state. */
 const useCluster = (caller, path, params) =>
   useLoad((signal) => (may(caller, "read", "cluster") ? get(path, params, signal) : Promise.resolve(null)), [path], EVERY_MS);
 
-/** A header's value: fetch takes bytes, as characters. */
+/** Encode a header's value for `fetch`, which expects one character per byte. */
 const octets = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
 function One({ id, caller }) {
@@ -166,7 +166,7 @@ function One({ id, caller }) {
   const loaded = useGet(path, null, EVERY_MS);
   const cluster = useCluster(caller, "/v1/cluster");
   const healers = useCluster(caller, "/v1/autorecovery");
-  // The queue is sorted by ledger and bookie: begin behind the items of the ledger before.
+  // The queue is sorted by ledger and bookie: begin after the items of the previous ledger.
   const after = id === "0" ? null : `${BigInt(id) - 1n}:zzzz@1`;
   const queue = useCluster(caller, "/v1/repairs", { after });
   const ask = (method, rest = "", options = {}) =>
@@ -250,11 +250,11 @@ function Overview({ ledger, caller, ask, password, isRefused, services }) {
   <//>`;
 }
 
-/** Whether a ledger's writer is known to be no running gateway. */
+/** Whether a ledger's writer is known not to be a running gateway. */
 const isGone = (writer, services) =>
   Boolean(services?.length) && !services.some((one) => one.kind === "gateway" && one.id === writer.id && one.state !== "gone");
 
-/** Choose bookies that never return. `members`: those that may be chosen. */
+/** Choose bookies that never return. `members`: the bookies to choose from. */
 function Gone({ members, known, chosen, set }) {
   return html`<fieldset>
     <legend>Bookies that never return</legend>
@@ -269,7 +269,7 @@ function Standing({ member, known }) {
   return found && html`<${State} of=${found.text} tone=${found.tone} />`;
 }
 
-/** Why the ledger is not closed although its writer is gone, and what helps. */
+/** Explains why the ledger is not closed although its writer is gone, and how to close the ledger. */
 function Recovery({ ledger, caller, ask, reload, known, blocked, services, id }) {
   const [chosen, setChosen] = useState([]);
   const isAbandoned = ledger.state === "OPEN" && ledger.writer && isGone(ledger.writer, services);
@@ -328,11 +328,11 @@ function AcceptLoss({ ledger, caller, ask, reload, known, id, first, last, done 
   <//>`;
 }
 
-/** The first rows of a table. The rest is counted. */
+/** The first rows of a table, with the number of further rows. */
 const Short = ({ rows, ...table }) => html`<${Table} ...${table} rows=${rows.slice(0, FINDINGS)} />
   ${rows.length > FINDINGS && html`<p class="quiet">${count(rows.length - FINDINGS)} more rows are not shown.</p>`}`;
 
-/** What is lost for ever, which bookies lack entries now, and which repairs are queued. */
+/** Lost entries, bookies that currently lack entries, and queued repairs. */
 function Losses(context) {
   const { ledger, known, repairs, caller } = context;
   const lost = ledger.lost_entries || [];
@@ -365,7 +365,7 @@ function Losses(context) {
   <//>`;
 }
 
-/** Close, change the password, delete. */
+/** Buttons that close or delete the ledger, or change its password. */
 function Doings({ ledger, caller, ask, reload, id, setPassword }) {
   const [text, setText] = useState("");
   const change = () => ask("PUT", "/password", { json: { password: text } });
@@ -386,7 +386,7 @@ function Doings({ ledger, caller, ask, reload, id, setPassword }) {
   </div>`;
 }
 
-/** A comparison of the copies, started from here. */
+/** A check of the ledger's copies: its button and its result. */
 function Copies(context) {
   const { ledger, caller, ask, known } = context;
   const [found, setFound] = useState({});

@@ -1,4 +1,4 @@
-// One log: its facts, settings, ledgers, consumers and queues, and what can be done with it.
+// One log: its state, settings, ledgers, consumers and queues, and the actions on the log.
 
 import { may } from "./access.js";
 import { Problem, call, get, quoted, useGet } from "./api.js";
@@ -86,7 +86,7 @@ function Overview({ name, caller, log, rates, mayRead, reload, setNotice }) {
   <//>`;
 }
 
-/** What a log's present state has that an earlier one did not have, as sentences. */
+/** Describes the differences between a log's current and earlier state, in sentences. */
 function differences(before, now) {
   const found = LIMITS.filter((one) => before.settings[one.name] !== now.settings[one.name])
     .map((one) => `“${one.title}” is ${limited(one, now.settings[one.name])} now.`);
@@ -95,7 +95,7 @@ function differences(before, now) {
   return found;
 }
 
-/** Who changed a log last, if the caller may read the audit log. */
+/** The sender of the last change to a log, if the caller may read the audit log. */
 async function changer(caller, name, since) {
   if (!may(caller, "admin", "everything")) return "";
   const page = await get("/v1/audit", { target: `logs/${name}`, since, limit: 1000 }).catch(() => null);
@@ -126,7 +126,7 @@ function Change({ name, caller, log, reload, done }) {
   <//>`;
 }
 
-/** `base` in the form's state: the log that the form began with, the one that a 412 showed, and since when. */
+/** `base` in the form's state: the log that the form shows, the current log, and when the form was opened. */
 function ChangeFields({ kept, log }) {
   const [form, change] = useForm(kept, () => ({
     ...limitTexts(log.settings, log.deletion_protection),
@@ -135,7 +135,7 @@ function ChangeFields({ kept, log }) {
   return html`<${LimitFields} form=${form} change=${change} />`;
 }
 
-/** What can't be undone: truncate, close, delete. */
+/** Actions that can't be undone: truncate, close, delete. */
 function End({ name, log, mayRead, done }) {
   const path = `/v1/logs/${quoted(name)}`;
   const params = { created: log.created_at };

@@ -1,4 +1,4 @@
-// A log's settings: their units, explanations and inputs. Also what is checked about names of logs.
+// A log's settings: their units, explanations and inputs. Also checks of log names.
 
 import { Problem } from "./api.js";
 import { Choice, Field, Fragment, bytes, count, duration, html, useState } from "./ui.js";
@@ -60,7 +60,7 @@ export function written(limit, value) {
   return unit ? `${value / UNITS[limit.unit][unit.toLowerCase()]} ${unit}` : String(value);
 }
 
-/** A setting for people. */
+/** Format a setting for display. */
 export const limited = (limit, value) =>
   (limit.options ? value : value ? SHOW[limit.unit](value) : limit.zero ?? "no limit");
 
@@ -85,7 +85,7 @@ export function useForm(kept, initial) {
 export const limitTexts = (settings, isProtected) =>
   ({ ...Object.fromEntries(LIMITS.map((one) => [one.name, written(one, settings[one.name])])), isProtected });
 
-/** The settings that the state of LimitFields asks for. */
+/** The settings in the state of LimitFields. */
 export const limitsOf = (form) =>
   ({ ...Object.fromEntries(LIMITS.map((one) => [one.name, parsed(one, form[one.name])])), deletion_protection: form.isProtected });
 
@@ -100,14 +100,14 @@ export function LimitFields({ form, change }) {
   <//>`;
 }
 
-/** The place in a log that the state of PlaceFields names, as the API takes it: "earliest", "-50", an offset or a time. */
+/** The offset in the state of PlaceFields, in the form that the API accepts: "earliest", "-50", an offset or a time. */
 export function placeOf({ place, offset, time }) {
   if (place === "offset" && !/^-?\d{1,15}$/.test(offset.trim())) refuse("An offset is a whole number, such as 1000. -10 means ten before the end.");
   if (place === "time" && !time) refuse("Choose a time.");
   return place === "offset" ? offset.trim() : place === "time" ? new Date(time).toISOString() : place;
 }
 
-/** The inputs for a place in a log. `options`: the places, of which "offset" and "time" have an input of their own. */
+/** The inputs for an offset of a log. `options`: the choices; "offset" and "time" have an additional input. */
 export function PlaceFields({ label, form, change, options }) {
   return html`<${Fragment}>
     <${Choice} label=${label} value=${form.place} set=${(place) => change({ place })} options=${[...options, ["offset", "An offset"], ["time", "A time"]]} />

@@ -11,7 +11,7 @@ export { Log } from "./log.js";
 
 const PAGE = 50;
 
-/** A text once it has not changed for a moment. */
+/** The text after it has stopped changing for a moment. */
 function useSettled(text) {
   const [settled, setSettled] = useState(text);
   useEffect(() => {
@@ -62,7 +62,7 @@ function List({ prefix }) {
   <//>`}<//>`;
 }
 
-/** What needs requests of its own: the bytes of a log, and its consumers. */
+/** The data that needs additional requests: the bytes of a log, and its consumers. */
 function Peek({ log }) {
   const path = `/v1/logs/${quoted(log.name)}/consumers`;
   const consumers = useGet(path, { limit: 20 });

@@ -1,4 +1,4 @@
-// The page Overview: whether all is well, what is wrong and what helps, rates, bookies and processes.
+// The page Overview: the cluster's health, its problems with remedies, rates, bookies and processes.
 
 import { may } from "./access.js";
 import { get, quoted, useGet, useLoad } from "./api.js";
@@ -23,8 +23,8 @@ const toLedger = (id) => html`<a href=${to("ledgers", String(id))}>ledger ${id}<
 const atMost = (list, show, most = 10) => html`${list.slice(0, most).map(show)}
   ${list.length > most && html`<li>and ${count(list.length - most)} more</li>`}`;
 
-/** The problems that the answers of the API show: [{key, tone, what, why, help}], the gravest first.
- * `what` ends the sentence at the top of the page. `help`: buttons and links, which only admins see if they act. */
+/** The problems that the API's responses show: [{key, tone, what, why, help}], the most severe first.
+ * `what` ends the sentence at the top of the page. `help`: links, and buttons that only admins see. */
 function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }) {
   const found = [];
   const add = (key, tone, what, why, help) => found.push({ key, tone, what, why, help });
@@ -124,7 +124,7 @@ function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }
   if (silentGateways.length) {
     add("rates", "busy", `the ${silentGateways.length === 1 ? "gateway" : "gateways"} ${some(silentGateways)} did not report rates`, "The sums of the rates below lack these gateways.", "Look at the log of the gateway.");
   }
-  // A gateway that is idle since its start has compared no clocks, which harms nothing.
+  // A gateway that has been idle since its start has compared no clocks, which is no problem.
   if (cluster.clock_doubt && !cluster.clock_doubt.includes("not heard yet")) {
     add("clock", "busy", "a clock is in doubt", `This gateway compares its clock with the database's: ${cluster.clock_doubt}.`,
       "If this stays, check the time service of the gateway's and the database's hosts.");
@@ -228,7 +228,7 @@ function EachGateway({ gateways, sparks }) {
   <//>`;
 }
 
-/** What bookies report of themselves, with rates since the report before: a Map by name. Lost bookies are not asked. */
+/** The bookies' own reports, with rates since the previous report: a Map by name. Lost bookies get no request. */
 function useInfos(names, lost) {
   const before = useRef(new Map());
   const away = useRef(lost);
@@ -250,7 +250,7 @@ function useInfos(names, lost) {
     } catch (error) {
       if (signal.aborted) throw error;
       const old = before.current.get(name);
-      // Without metadata the gateway cannot ask the bookie, which may be well.
+      // Without metadata, the gateway can't reach the bookie, which may be healthy.
       return [name, old && error.code === "metadata-unavailable" ? old : { error }];
     }
   };
@@ -328,7 +328,7 @@ function Processes({ services, processes, stale, error }) {
   </section>`;
 }
 
-/** While the metadata service is away, the page shows the data that was loaded last. */
+/** While the metadata service is unavailable, the page shows the last loaded data. */
 function Away({ loaded }) {
   const { error, at, reload } = loaded;
   if (!error) return null;
@@ -348,7 +348,7 @@ export function Overview({ caller }) {
   const rates = useGet("/v1/rates", {}, 3 * EVERY_MS);
   const zones = useRef(new Map());
   const bookies = (cluster.data?.bookies || []).map((one) => {
-    // A lost bookie reports no zone: it stays in the one where this page saw it.
+    // A lost bookie reports no zone, so the page keeps the bookie's last known zone.
     if (one.zone) zones.current.set(one.id, one.zone);
     return { ...one, zone: one.zone || zones.current.get(one.id) || "" };
   });

@@ -34,8 +34,8 @@ export function preview(base64, chars) {
 
 const TOKEN = /\s*([{}[\],:]|"[^"\\]*(?:\\[^][^"\\]*)*"|[^\s{}[\],:"]+)/y;
 
-/** A JSON text as a tree whose leaves are the text as it was stored: nothing is rounded, reordered or left out, as
- * JSON.parse would do with large integers, numeric or repeated names. Null if the text is not JSON, or too large. */
+/** A JSON text as a tree whose leaves are the text as it was stored: nothing is rounded, reordered or left out.
+ * JSON.parse would change large integers and numeric or repeated names. Null if the text is not JSON, or too large. */
 export function treeOf(text) {
   try {
     JSON.parse(text);
@@ -72,7 +72,7 @@ export function treeOf(text) {
   return top.items[0];
 }
 
-/** A text that is cut if it is long, with a button that shows all of it. */
+/** A text, truncated if it is long, with a button that shows the whole text. */
 export function Cut({ text, chars = TEXT_SHOWN }) {
   const [isWhole, setWhole] = useState(false);
   if (text.length <= chars || isWhole) return html`<bdi>${text}</bdi>`;
@@ -119,7 +119,7 @@ function download(data, name) {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
-/** A value in the view that was chosen, or in the one that its bytes allow. */
+/** A value in the chosen view, or in the best view that its bytes allow. */
 export function Payload({ base64, view, file }) {
   const data = useMemo(() => bytesOf(base64), [base64]);
   const text = useMemo(() => textOf(data), [data]);

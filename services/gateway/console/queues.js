@@ -1,23 +1,23 @@
-// Work queues of one log: how much is left, what workers have, and how to create, redrive or delete a queue.
+// Work queues of one log: their remaining and claimed records, and how to create, redrive or delete a queue.
 
 import { may } from "./access.js";
 import { call, quoted, useGet, usePages } from "./api.js";
 import { PlaceFields, isName, placeOf, refuse, useForm } from "./logform.js";
 import { Act, Ago, Choice, Facts, Field, Fragment, Loaded, Pager, State, Table, count, duration, html, to, useRef, useState } from "./ui.js";
 
-/** The most dead letters that one request sends back. */
+/** Maximum number of dead letters that one request moves back. */
 const REDRIVE_MAX = 1000;
 
 const pathOf = (log, queue) => `/v1/logs/${quoted(log)}/queues/${quoted(queue)}`;
 
-/** The age of the first record that is not done. */
+/** The age of the first unsettled record. */
 function Oldest({ row, log }) {
   const from = Math.max(row.floor, log.first_offset);
   const { data } = useGet(`/v1/logs/${quoted(row.log)}/records`, { from, limit: 1, created: log.created_at });
   return data?.records.length ? html`<${Ago} time=${data.records[0].timestamp} />` : "—";
 }
 
-/** How many records are not done, or why the queue gives none. */
+/** The number of unsettled records, or why the queue delivers no records. */
 function Depth({ of: row }) {
   if (row.state !== "ok") return html`<${State} of=${row.state} tone="bad" />`;
   return count(row.depth);
@@ -50,7 +50,7 @@ function Redrive({ of: row, done }) {
 }
 
 function Delete({ of: row, done }) {
-  // The version keeps a queue that was deleted and created again meanwhile.
+  // With the version, the request does not delete a queue that was created again in between.
   const headers = row.version === undefined ? {} : { "If-Match": `"${row.version}"` };
   return html`<${Act} label="Delete" title=${`Delete the queue ${row.queue}`} typed=${row.queue} isDanger done=${done}
     act=${() => call("DELETE", pathOf(row.log, row.queue), { headers })}>

@@ -8,12 +8,12 @@ import { Act, Choice, Facts, Failure, Field, Fragment, When, count, html, to, us
 
 const PAGE = 50;
 const PAGE_BYTES = 4 << 20;
-/** What one search looks at before it asks whether to go on. */
+/** Limit of one search, after which the user is asked whether to continue. */
 const SEARCH = { page: 1000, records: 50_000, bytes: 64 << 20, hits: 50 };
 
 export const recordsPath = (name) => `/v1/logs/${quoted(name)}/records`;
 
-/** Where a read may continue after this error, or null. */
+/** The offset at which a read may continue after this error, or null. */
 export const afterGap = (error) => (error.status === 410 ? error.body.next_offset ?? error.body.first_offset ?? null : null);
 
 const reads = (name, from, limit, created, signal) =>
@@ -29,7 +29,7 @@ async function readBack(name, before, first, limit, created, signal) {
 
 const CRITERIA = [["value", "Value contains"], ["key", "Key is"], ["in-key", "Key contains"], ["header", "A header contains"]];
 
-/** A function that says whether a record has the text. An empty text selects all. */
+/** A function that returns whether a record contains the text. An empty text matches all records. */
 export function matcher(where, wanted) {
   if (!wanted) return () => true;
   const decoded = (base64) => (base64 === null ? "" : new TextDecoder().decode(bytesOf(base64)));
@@ -71,7 +71,7 @@ function Record({ record, view, name }) {
   </details></li>`;
 }
 
-/** Records in the order in which they are given. */
+/** A table of records in the given order. */
 export function Records({ records, view, name, label }) {
   return html`<ol class="records" aria-label=${label}>${records.map((record) => html`<${Record} key=${record.offset} ...${{ record, view, name }} />`)}</ol>`;
 }
@@ -144,7 +144,7 @@ export function Browse({ name, log, caller, query, reload }) {
   </section>`;
 }
 
-/** The next page of a search: its records, the offset where the search goes on, and whether it is over. */
+/** The next page of a search: its records, the offset at which the search continues, and whether it is complete. */
 async function step({ back, at, first }, name, created, signal) {
   if (back && at <= first) return { records: [], at, isOver: true };
   const search = (from) => (back ? readBack(name, at, from, SEARCH.page, created, signal) : reads(name, at, SEARCH.page, created, signal));
@@ -155,14 +155,14 @@ async function step({ back, at, first }, name, created, signal) {
     const gap = afterGap(error);
     if (gap === null) throw error;
     if (!back) return { records: [], at: gap, isOver: false };
-    // The page begins in the gap: read what is after it, or go on before the page.
+    // The page begins in the gap: read after the gap, or continue before the page.
     if (gap >= at) return { records: [], at: Math.max(at - SEARCH.page, first), isOver: false };
     const page = await search(gap);
     return { records: page.records, at: page.begin, isOver: false };
   }
 }
 
-/** Looks for records page by page. A run ends at a bound, at the log's end, or by a button. */
+/** Looks for records page by page. A search ends at a limit, at the log's end, or when the user stops it. */
 function useSearch(name, created) {
   const [state, setState] = useState(null);
   const abort = useRef(null);
@@ -214,7 +214,7 @@ const FORMS = [["text", "Text"], ["json", "JSON"], ["data", "Base64"]];
 const EMPTY = { form: "text", value: "", key: "", headers: "" };
 const APPENDED_MAX = 20;
 
-/** A record of the form as the API takes it. JSON goes as text, so that every byte is stored as it was typed. */
+/** The form's record for the API. JSON is sent as text, so that every byte is stored as typed. */
 function recordOf({ form, value, key, headers }, number) {
   if (form === "json") {
     try {
@@ -228,7 +228,7 @@ function recordOf({ form, value, key, headers }, number) {
   return { [isData ? "data" : "text"]: isData ? value.trim() : value, key: key ? keyed : null, headers: pairs(headers, ":", "header") };
 }
 
-/** The button and form that append records by hand. `done` gets a sentence. */
+/** The button and form that append records by hand. `done` is called with a sentence to show. */
 export function Append({ name, log, done }) {
   const kept = useRef(null);
   const act = () => {

@@ -6,7 +6,7 @@ import { Audit, Pause, Writable, nameOf, plural, some, useFirst, usePaged } from
 import { Act, Ago, Command, Facts, Field, Failure, Fragment, Loaded, Pager, Progress, State, Table, bytes, count, duration, html, to, useEffect, useRef, useState } from "./ui.js";
 
 const EVERY_MS = 5000;
-/** The pace is shown once the page has seen this much of it. */
+/** Seconds of measurement before the rate of repairs is shown. */
 const PACE_S = 30;
 const NDJSON = "application/x-ndjson";
 
@@ -18,11 +18,11 @@ const toLedger = (id) => html`<a href=${to("ledgers", String(id))}>${id}</a>`;
 const sumOf = (processes, counter) => processes.reduce((sum, one) => sum + (one[counter] || 0), 0);
 /** Names in a field, separated by commas or spaces. */
 const split = (text) => text.split(/[\s,]+/).filter(Boolean);
-/** The auditor's status, or that of any process that answers. */
+/** The auditor's status, or the status of any process that responds. */
 const chief = (processes) => processes.find((one) => one.auditor) || processes.find((one) => !one.error);
 
-/** How fast repairs end, since this page opened: {copied_per_s, repaired_per_s, seconds}. A process that
- * starts again counts from zero, so the measurement starts again too. */
+/** The rate of completed repairs since this page opened: {copied_per_s, repaired_per_s, seconds}. A process that
+ * restarts counts from zero, so the measurement restarts, too. */
 function usePace(processes, at) {
   const begun = useRef(null);
   if (!processes || !at) return null;
@@ -66,7 +66,7 @@ function Totals({ processes, status, pace }) {
 
 const invalid = (text) => Object.assign(new Error(text), { title: "Correct the form" });
 
-/** A number from a field: null for an empty one, which restores the default. */
+/** The number in a field; null if the field is empty, which restores the default. */
 function number(text, label, min, max, isWhole = true) {
   if (!text.trim()) return null;
   const value = Number(text);
@@ -132,7 +132,7 @@ function Autorecovery({ loaded, isAdmin, reload }) {
   <//>`)}<//>`;
 }
 
-/** The check of all copies: what runs, or what the last one found. */
+/** The check of all copies: its progress, or the result of the last check. */
 function Check({ status, isAdmin, done }) {
   const before = status.check_ledgers_before;
   return html`<section aria-labelledby="check">
@@ -173,7 +173,7 @@ function Queue() {
   </section>`;
 }
 
-/** Bookies that are draining or lost: what still names them, and how to end it. */
+/** Draining or lost bookies, with what still references each bookie and how to remove it. */
 function Leaving({ bookies, isAdmin, reload }) {
   const leaving = bookies.filter((one) => one.state === "draining" || one.state === "lost");
   const { rows, pager } = usePaged(leaving, 10);
@@ -214,7 +214,7 @@ function Leaver({ bookie, isAdmin, reload }) {
   </article>`;
 }
 
-/** Long work of the metadata service, whose progress arrives in lines. It ends when the page is left.
+/** A long operation of the metadata service, which reports progress in lines. Leaving the page ends it.
  * Returns [line, run, cancel]; `run` returns the last line, and raises its error. */
 function useWork() {
   const [line, setLine] = useState(null);

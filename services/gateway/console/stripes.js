@@ -1,4 +1,4 @@
-// How a ledger's entries lie on bookies: by its fragments, and by the striping rule (docs/protocol.md). Entry e is
+// How a ledger's entries are spread over bookies: by fragment, and by the striping rule (docs/protocol.md). Entry e is
 // stored by the Qw bookies of its fragment's ensemble from position e mod E on.
 
 import { Fragment, Pager, State, html, useState } from "./ui.js";
@@ -6,8 +6,8 @@ import { Fragment, Pager, State, html, useState } from "./ui.js";
 const FRAGMENTS = 5;
 const COLUMNS = 16;
 
-/** The present state of members by name: a function of a member such as bookie-1@1. It returns null while nothing is
- * known, or {text, tone, isAway, url}; a bookie that is away serves none of its entries. */
+/** The current state of members: a function of a member such as bookie-1@1. It returns null if the state is
+ * unknown, or {text, tone, isAway, url}; a bookie with `isAway` serves no entries. */
 export function standings(bookies) {
   const known = new Map((bookies || []).map((one) => [one.id.split("@")[0], one]));
   return (member) => {

@@ -7,7 +7,7 @@ import { Choice, Failure, State, count, html, useEffect, useRef, useState } from
 
 const SHOWN = 200;
 const WAIT_MS = 20_000;
-/** At least this long between two requests, so that a busy log does not keep the browser busy. */
+/** Minimum pause between two requests, so that a busy log does not keep the browser busy. */
 const PACE_MS = 250;
 const PAGE = 1000;
 const RETRY_MS = [1000, 2000, 4000, 8000, 15_000];
@@ -25,14 +25,14 @@ const slept = (ms, signal) => new Promise((done) => {
 
 const isPassing = (error) => error.status === 0 || error.status === 429 || error.status >= 500 || error.retryable;
 
-/** Follow a log from `at` until the signal ends it. `seen(page)` gets each page, `told(state, error)` each change. */
+/** Follow a log from `at` until the signal. Calls `seen(page)`, and `told(state, error)` when the state changes. */
 async function follow(name, place, signal, seen, told) {
   let failures = 0;
   for (;;) {
     const began = Date.now();
     try {
       const params = { from: place.at, created: place.created, limit: PAGE, encoding: "base64", max_bytes: 4 << 20 };
-      // The first read finds the offset; only then is there something to wait for.
+      // The first read resolves the offset, and does not wait for new records.
       const page = await get(recordsPath(name), { ...params, wait_ms: typeof place.at === "number" ? WAIT_MS : null }, signal);
       failures = 0;
       place.at = page.next;

@@ -5,7 +5,7 @@ import { Ago, Failure, Fragment, Pager, State, Table, bytes, count, html, to, us
 
 const PAGE = 50;
 const ASKED = 500;
-/** Ledgers that a page adds up without being asked. */
+/** Maximum ledgers whose sizes a page adds up without a click. */
 const MEASURED = 200;
 /** Requests for one page at most: ledgers with ids between those of the page may belong to an earlier log of the name. */
 const REQUESTS_MAX = 25;
@@ -26,7 +26,7 @@ async function ledgersBetween(log, ledgers, signal) {
   return found;
 }
 
-/** The bytes of all closed ledgers. A log of many ledgers is measured only when asked. */
+/** The bytes of all closed ledgers. A log with many ledgers is measured only after a click. */
 export function Size({ log }) {
   const [isAsked, setAsked] = useState(log.ledgers.length <= MEASURED);
   const size = useLoad((signal) => (isAsked ? ledgersBetween(log, log.ledgers, signal) : Promise.resolve(null)), [log.name, log.ledgers.length, isAsked]);

@@ -1,4 +1,4 @@
-// The page Tokens: what the token that is logged in allows, and all tokens. The page Audit: who changed what.
+// The page Tokens: the permissions of the current token, and all tokens. The page Audit: the changes and their senders.
 
 import { may } from "./access.js";
 import { call, quoted, useGet, usePages } from "./api.js";
@@ -11,7 +11,7 @@ const SCOPES = {
   manage: ["manage", "Create, change and delete"],
   admin: ["admin", "Do everything with"],
 };
-// What a grant can be for: [value, text of the choice, in words, whether it has a name].
+// The choices for a grant: [value, text of the choice, in words, whether it has a name].
 const TARGETS = [
   ["logs/=", "one log", (name) => html`the log <b><bdi>${name}</bdi></b>`, true],
   ["logs/^", "logs that begin with …", (name) => html`the logs whose names begin with <b><bdi>${name}</bdi></b>`, true],
@@ -129,7 +129,7 @@ function Create({ done }) {
   <//>`;
 }
 
-/** The secret of a new token. A dialog of its own: the page behind it can't replace or hide it. */
+/** The secret of a new token. A separate dialog, which the page behind can't replace or hide. */
 function Secret({ token, close }) {
   return html`<${Dialog} title="The new token" onClose=${close}>
     <p>This is the token <b><bdi>${token.name}</bdi></b>. Copy it now: <strong>it can’t be shown again</strong>, because the cluster stores only its hash.</p>
@@ -186,7 +186,7 @@ export function Tokens({ caller, query }) {
 
 const PERIODS = [["3600", "Last hour"], ["86400", "Last day"], ["604800", "Last week"], ["", "All"], ["time", "Since …"]];
 
-/** The target of an audited request as a link, where the console has a page of it. */
+/** The target of an audited request as a link, if the console has a page for it. */
 function Target({ of }) {
   const [kind, name] = of.split("/");
   const isPage = name && ["logs", "ledgers"].includes(kind);
@@ -223,7 +223,7 @@ export function Audit({ query }) {
     location.hash = `${to("audit")}?${parts}`;
     setSearches(searches + 1);
   };
-  // The same search again shows what happened meanwhile.
+  // Repeating the search shows newer requests.
   useEffect(() => {
     if (searches) loaded.reload();
   }, [searches]);

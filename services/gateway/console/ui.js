@@ -9,7 +9,7 @@ export { Fragment, useEffect, useMemo, useRef, useState };
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
-/** A number of bytes for people. */
+/** Format a number of bytes for display. */
 export function bytes(value) {
   if (value === null || value === undefined) return "—";
   let unit = 0;
@@ -21,7 +21,7 @@ export function bytes(value) {
   return `${unit && left < 100 ? left.toFixed(1) : Math.round(left)} ${UNITS[unit]}`;
 }
 
-/** A number with separators. Values that are not known are shown as a dash. */
+/** Format a number with separators, and an unknown value as a dash. */
 export function count(value) {
   if (value === null || value === undefined) return "—";
   return typeof value === "number" && !Number.isInteger(value)
@@ -29,7 +29,7 @@ export function count(value) {
     : BigInt(value).toLocaleString("en");
 }
 
-/** A duration in seconds for people. */
+/** Format a duration in seconds for display. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "—";
   for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]]) {
@@ -48,7 +48,7 @@ export function Ago({ time }) {
 /** A time in the reader's zone; the time in UTC is its title. */
 export function When({ time }) {
   if (!time) return "—";
-  // Swedish texts of times are as in RFC 3339.
+  // The Swedish time format is that of RFC 3339.
   const text = new Date(time).toLocaleString("sv", { dateStyle: "short", timeStyle: "medium" });
   return html`<time dateTime=${time} title=${time}>${text}.${/\.(\d{3})/.exec(time)?.[1] || "000"}</time>`;
 }
@@ -67,7 +67,7 @@ export function State({ of, tone }) {
   return html`<span class=${`state ${found}`}>${of}</span>`;
 }
 
-/** What went wrong, with the code, the explanation of the code, and a way to try again. */
+/** An error with its code, the explanation of the code, and a button to retry. */
 export function Failure({ error, retry }) {
   if (!error) return null;
   const explained = error.code && error.status ? `/problems/${error.code}` : null;
@@ -81,7 +81,7 @@ export function Failure({ error, retry }) {
   </div>`;
 }
 
-/** Shows `children(data)` once data is there, and failures above it. `loaded`: the result of `useLoad`. */
+/** Shows `children(data)` once data has been loaded, with errors above. `loaded`: the result of `useLoad`. */
 export function Loaded({ loaded, children }) {
   const { data, error, reload } = loaded;
   return html`<${Fragment}>
@@ -90,7 +90,7 @@ export function Loaded({ loaded, children }) {
   <//>`;
 }
 
-/** A table. `columns`: [{name, show(row), isNumber}]; `of`: what a row's key is. Long tables scroll in themselves.
+/** A table. `columns`: [{name, show(row), isNumber}]; `of` returns a row's key. Long tables scroll separately.
  * `more(row)`: details below a row, which a button opens. */
 export function Table({ caption, columns, rows, of = (row) => row.id, more, empty = "There is nothing here." }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
@@ -154,7 +154,7 @@ export function Spark({ name, values: given, show = count }) {
   </figure>`;
 }
 
-/** How far something is, from 0 to 1. */
+/** A progress bar, from 0 to 1. */
 export function Progress({ label, value }) {
   const shown = Math.round(Math.min(Math.max(value, 0), 1) * 100);
   return html`<span class="progress"><progress aria-label=${label} max="100" value=${shown} /> ${shown} %</span>`;
@@ -174,8 +174,8 @@ export function Dialog({ title, onClose, children }) {
   </dialog>`;
 }
 
-/** A button that asks before it acts, and shows the error if the act fails.
- * `typed`: a text that has to be typed first, for what can't be undone. `children`: what the dialog explains.
+/** A button that asks before it acts, and shows the error if the action fails.
+ * `typed`: a text that the user must type first, if the action can't be undone. `children`: what the dialog explains.
  * `act()` returns a promise; `done` is called with its result, and `onOpen` when the dialog opens. */
 export function Act({ label, title = label, act, done = () => {}, onOpen = () => {}, typed = "", isDanger = false, disabled, children }) {
   const [isOpen, setOpen] = useState(false);

@@ -194,7 +194,7 @@ class StreamRoutes:
         return (await self._logs.reader.tail(row.name, row))[0] == start
 
     async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
-        """Whether a stream has not expired. `row` is fresh metadata. Deletes an expired stream.
+        """Whether a stream has not expired. `row` is its log's metadata. Deletes an expired stream.
 
         All gateways compare `Stream-Expires-At` with the database's clock, and ignore the header
         while this clock is in doubt. A protected stream does not expire.

@@ -89,7 +89,7 @@ class Follow(Generic[P]):
         self.is_over = False
 
     async def run(self) -> None:
-        """Read until the end or an error. Readers then read on their own, and meet the error."""
+        """Read until the end or an error. Readers then read on their own, and get the error."""
         try:
             with contextlib.suppress(QuorumLogError):
                 while not self.is_over:
