@@ -126,17 +126,17 @@ class LogMetrics(Collector):
             ("requests", "Append requests that were acknowledged here", counts.requests),
             ("records", "Records that were acknowledged here", counts.records),
             ("duplicates", "Retries of producers that got the first response", counts.duplicates),
-            ("rewrites", "Ledgers that replaced others", self._logs.rewrites.done),
+            ("rewrites", "Ledgers written by rewrites", self._logs.rewrites.done),
             ("compacted_bytes", "Bytes that compaction saved", self._logs.rewrites.removed_bytes),
             ("rewrite_failures", "Rewrites and indexes that failed", self._logs.rewrites.failed),
-            ("rewritten_bytes", "Bytes of ledgers that replaced others", self._logs.rewrites.bytes),
+            ("rewritten_bytes", "Bytes of ledgers written by rewrites", self._logs.rewrites.bytes),
             ("key_indexes", "Indexes of keys that were built here", self._logs.rewrites.indexed),
             ("key_lookups", "Uses of indexes of keys", self._logs.keys.lookups),
             ("key_skipped_bytes", "Bytes that lookups left unread", self._logs.keys.skipped_bytes),
             ("key_indexes_damaged", "Indexes that could not be used", self._logs.keys.damaged),
         ):
             yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)
-        text = f"By log: the first {LOGS_COUNTED_MAX} appended to here; others are {OTHER_LOGS}"
+        text = f"By log: the first {LOGS_COUNTED_MAX} logs; all other logs as {OTHER_LOGS}"
         records = CounterMetricFamily("quorumlog_log_appended_records", text, labels=("log",))
         size = CounterMetricFamily("quorumlog_log_appended_bytes", text, labels=("log",))
         for name, appended in counts.by_log.items():
@@ -170,8 +170,8 @@ def _queues(measured: Sequence[tuple[Queue, int, float | None]]) -> Iterable[Met
             for name, text in (
                 ("depth", "Records that are not done"),
                 ("in_flight", "Records that workers have"),
-                ("unsettled", "Records that were given and are not done"),
-                ("oldest_seconds", "Age of the first record that is not done"),
+                ("unsettled", "Records that were delivered and are unsettled"),
+                ("oldest_seconds", "Age of the first unsettled record"),
             )
         ),
         *(
@@ -179,7 +179,7 @@ def _queues(measured: Sequence[tuple[Queue, int, float | None]]) -> Iterable[Met
             for name, text in (
                 ("redeliveries", "Records given again"),
                 ("dead_letters", "Records that went to the dead-letter log"),
-                ("lost_records", "Records that the log dropped before they were done"),
+                ("lost_records", "Records that the log dropped before they were settled"),
             )
         ),
     ]
@@ -202,7 +202,7 @@ def _subscriptions(service: SubscriptionService) -> Iterable[Metric]:
     if service.is_here:
         text = "Subscriptions of streams"
         yield GaugeMetricFamily("quorumlog_subscriptions", text, service.count)
-        text = "Streams that subscriptions link; beyond the bound no pattern links another one"
+        text = "Streams linked by subscriptions; at the limit, patterns link no more streams"
         yield GaugeMetricFamily("quorumlog_subscription_links", text, service.links)
         name = "quorumlog_subscription_oldest_undelivered_seconds"
         text = "Age of the oldest wake that no receiver has accepted"

@@ -181,7 +181,7 @@ CURSOR: Final[Parameter[int | None]] = Parameter(
 CONTENT_TYPE: Final = _header(
     "Content-Type",
     config.content_type,
-    "The stream's content type; application/octet-stream if left out.",
+    "The stream's content type; application/octet-stream by default.",
 )
 CLOSED: Final = _header(
     "Stream-Closed", _is_true, "`true`: close the stream in the same step as the body is appended."
@@ -203,7 +203,7 @@ FORKED_FROM: Final = _header(
 FORK_OFFSET: Final = _header(
     "Stream-Fork-Offset",
     _fork_offset,
-    "Requires `Stream-Forked-From`: the fork has the source's records below this offset; the source's tail if left out.",
+    "Requires `Stream-Forked-From`: the fork has the source's records below this offset. Default: the source's tail.",
 )
 FORK_SUB_OFFSET: Final = _header(
     "Stream-Fork-Sub-Offset",
@@ -238,7 +238,7 @@ PRODUCER_SINCE: Final = _header(
 IF_NONE_MATCH: Final = _header(
     "If-None-Match",
     lambda text, _pointer: text,
-    "An `ETag`: the response is 304 if it would be the same.",
+    "An `ETag`: the response is 304 if its `ETag` would be the same.",
 )
 
 _NEXT: Final = {
@@ -312,8 +312,8 @@ READ: Final = op.PublicOperation(
     "readStream",
     "Durable Streams",
     "Read a stream",
-    "Without `live`, returns existing data, one page at a time. `live=long-poll` waits at the tail, 204 if nothing came;"
-    " `live=sse` sends events for a minute. HEAD returns where the stream ends.",
+    "Without `live`, returns existing data, one page at a time. `live=long-poll` waits at the tail, and"
+    " returns 204 if no data arrives. `live=sse` sends events for a minute. HEAD returns the stream's end.",
     (STREAM, OFFSET, LIVE, CURSOR, IF_NONE_MATCH, op.TICKET),
     scope=on(Named.STREAM, Scope.READ),
     replies={

@@ -316,7 +316,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             },
         ),
         replies=op.gives("Created.", _ANY, {"new": _EXAMPLE}, status=201)
-        | op.gives("It exists with this configuration.", _ANY, {"same": _EXAMPLE}),
+        | op.gives("The subscription exists with this configuration.", _ANY, {"same": _EXAMPLE}),
         errors=(
             *_KEPT,
             errors.SubscriptionExists,
