@@ -48,9 +48,10 @@ async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
 
 
 async def try_record(connection: Connection, attempt: str, target: str) -> bool:
-    """Record that this transaction applies the attempt. Returns False if another one applied it.
+    """Record that this transaction applies the attempt.
 
-    Waits for the end of a concurrent transaction that records the same attempt.
+    Waits for the end of a concurrent transaction that records the same attempt, and returns False
+    if that transaction has applied the attempt.
     """
     recorded = await connection.fetchval(
         "INSERT INTO attempts (attempt, target) VALUES ($1, $2) ON CONFLICT (attempt) DO UPDATE"
@@ -105,4 +106,5 @@ async def record_change(connection: Connection, target: str) -> None:
 
 def used_otherwise(target: str | None) -> InvalidRequest:
     """The error for a token that was used for another change."""
-    return InvalidRequest(f"the attempt's token was used for another change ({target})")
+    detail = f"the attempt's token was used for another change ({target}): use a new token"
+    return InvalidRequest(detail)

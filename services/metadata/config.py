@@ -44,7 +44,7 @@ class Config(ServiceSettings):
     audit_days: int = Field(default=90, ge=1, le=3650)
     """how long rows of the audit log are kept, in days"""
     audit_rows_max: int = Field(default=100_000, ge=1000, le=1_000_000)
-    """maximum number of rows in the audit log, about 500 bytes each; the latest ones are kept"""
+    """maximum number of rows in the audit log, about 500 bytes each; the oldest rows are deleted"""
     allowed_bookies: tuple[str, ...] = Field(
         (),
         description="the bookies that may register, as names or patterns (`store-*`); empty: all, or"

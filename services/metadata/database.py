@@ -39,7 +39,7 @@ _ROLLED_BACK: Final = "ERROR"
 commit."""
 
 _LISTING_WAIT_S: Final = 1.0
-"""How long a listing waits for others (chosen by judgement). A page takes 10 to 30 ms."""
+"""How long a listing waits for other listings (chosen by judgement). A page takes 10 to 30 ms."""
 
 _APPLICATION: Final = "quorumlog-metadata"
 
@@ -128,12 +128,12 @@ class Database:
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
         self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
-        """Connections for listings, which read many rows. With more connections, listings would not
-        be faster, since this process builds one page at a time, but other work slower (measured)."""
+        """Connections for listings, which read many rows. More connections would slow down other
+        work and not speed up listings: this process builds one page at a time (measured)."""
         self.reach = Reach(away="database-away", there="database-there", deadline_s=deadline_s)
         self.memory = Memory()
         self.is_open = False
-        """Whether the tables are migrated to this release. Before, no statement runs."""
+        """Whether the tables are migrated to this release. Until then, no statement runs."""
         self.server = ""
         """Start time of the server of the latest connection. A promoted standby has another start
         time, and so does a server that was restored from its write-ahead log."""
@@ -146,8 +146,8 @@ class Database:
 
     @property
     def has_asked(self) -> bool:
-        """Whether this process has queried the bookies about the current server. Before, the process
-        must not change or prove rows, because it could not detect lost changes (rule 18a).
+        """Whether this process has queried the bookies about the current server. Until then, it
+        must not change or prove rows, because it can't detect lost changes (rule 18a).
         """
         return self.asked_about == self.server
 
@@ -155,7 +155,7 @@ class Database:
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
     ) -> T:
         """Run `work` on a connection of the pool, outside a transaction. The wait for a connection
-        takes at most half the time. If work began later under overload, it would exceed the
+        takes at most half of the deadline. If work began later under overload, it would exceed the
         deadline and lose its connection.
 
         Raises: MetadataUnavailable within the deadline. The outcome is `unknown` if the work has
@@ -198,7 +198,7 @@ class Database:
         return await self.run(proven, deadline=deadline)
 
     async def list(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Like `read`, for listings, which share a tenth of the connections, and at least one.
+        """Like `read`, for listings, which share a tenth of the connections (at least one).
 
         Raises: MetadataBusy if other listings use all of these connections; the errors of `read`.
         """
@@ -297,7 +297,7 @@ class Database:
         wanted = await self._compare(connection, PRESENTED.get())
         if missing := self.memory.missing:
             raise self.memory.error(missing)  # a concurrent check has found missing tokens
-        # Also require `had_asked`, because tokens that bookies reported since were not compared.
+        # Also require `had_asked`: `_compare` lacks tokens that bookies reported while it ran.
         if not (had_asked and self.has_asked):
             raise errors.MetadataUnavailable("the check of the database is still running: retry")
         return wanted

@@ -36,7 +36,7 @@ async def check_name_free(connection: Connection, name: str) -> None:
 
 
 async def note_source(connection: Connection, name: str, source: str | None) -> None:
-    """Record the source log of a new fork. None means that the new log is no fork."""
+    """Record the source log of a new fork. None means that the new log is not a fork."""
     await connection.execute("DELETE FROM forks WHERE fork = $1", name)
     if source is not None:
         await connection.execute("INSERT INTO forks (fork, source) VALUES ($1, $2)", name, source)

@@ -61,7 +61,7 @@ from services.metadata.losses import HeldCopies, RowUnproven
 from services.metadata.transactions import TransactionStore
 
 _SECRET: Final = ("mac_key", "access_key")
-"""Fields of a row that bookies must not get, because they would allow to forge entries (rule 30)."""
+"""Fields of a row that bookies must not get, because bookies could then forge entries (rule 30)."""
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 _AGE_S_MAX: Final = 10 * 365 * 24 * 3600

@@ -5,7 +5,7 @@ Otherwise a new process could not detect that the database went back in time. It
 committed transaction, or assign the id of an existing ledger. A rebuild reads all copies (rule 18d).
 
 Any bookie may be a member of a ledger by a row that the database lacks, so requests for copies go to
-all bookies. The bookies first fence the ledger, so that no entry is acknowledged by a lost row.
+all bookies. The bookies first fence the ledger, so that no entry is acknowledged under a lost row.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ _PAGE: Final = 2000
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """Disables aiohttp's own timers, which continue while this process is suspended."""
 
-# Two processes may run this query at once. If an id is assigned twice, bookies reject one by its key.
+# Two processes may run this query at once. Of two ledgers with one id, bookies reject one.
 _SKIP_IDS: Final = (
     "SELECT setval('ledger_ids', $1) FROM ledger_ids"
     " WHERE last_value < $1 OR (last_value = $1 AND NOT is_called)"

@@ -124,7 +124,7 @@ class LedgerStore(RowStore):
             return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
             ledger_id = repeated.ledger_id
-            # Use no plain read, because a synchronous standby may lack the first copy (`target_of`).
+            # A plain read isn't enough: a synchronous standby may lack the first copy's change.
             return await self.database.transact(
                 lambda connection: lock_ledger(connection, ledger_id)
             )
@@ -184,7 +184,7 @@ class LedgerStore(RowStore):
         check_deleted(old, request)
         if old.log is None and old.state is not State.CLOSED:
             raise errors.InvalidRequest(
-                "only a CLOSED ledger can be deleted: recover it first", ledger_id=ledger_id
+                "only a CLOSED ledger can be deleted: recover the ledger first", ledger_id=ledger_id
             )
         await leave_tombstone(connection, old)
         await record_attempt(connection, request.attempt, target)
@@ -483,13 +483,15 @@ def _tag(pair: tuple[str, str]) -> bytes:
 async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
     """Replace a locked row by a tombstone.
 
-    No log can add the ledger before the transaction ends, because that requires the row's lock.
+    No log can add the ledger before the transaction ends: the addition requires the row's lock.
     Raises: OwnedByLog if a log references the ledger.
     """
     if row.log is not None:
         if await shared_among(connection, [row.ledger_id]):
             raise errors.OwnedByLog(
-                "a fork references this ledger", ledger_id=row.ledger_id, log=row.log
+                "a fork references the ledger: delete the fork first",
+                ledger_id=row.ledger_id,
+                log=row.log,
             )
         released = await connection.fetchval(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = $1 RETURNING ledger_id", row.ledger_id

@@ -84,7 +84,7 @@ class Liveness:
         self._deadline_s = deadline_s
         self._remembered: dict[str, _Remembered] = {}
         self._unbroken_since: float | None = None
-        """Time (`awake`) since which all queries of Redis succeeded and lost no heartbeat."""
+        """Since this time (`awake`), no query of Redis has failed and no heartbeat was lost."""
         self.reach = Reach(away="redis-away", there="redis-there", deadline_s=deadline_s)
 
     async def bookie_lives(self, name: str, request: BookieHeartbeat) -> HeartbeatTaken:
@@ -222,8 +222,8 @@ class Liveness:
         return [key for key in self._remembered if key.startswith(self._key("service", ""))]
 
     async def _look(self, keys: list[str]) -> _Look:
-        """Query the heartbeats under some keys. The query includes a write, because heartbeats are
-        missing without reason if Redis refuses writes. Raises: RedisError.
+        """Query the heartbeats under some keys. The query includes a write, so that it fails if
+        Redis refuses writes, and so lacks heartbeats of live processes. Raises: RedisError.
         """
         since = self._key("since")
         pipe: Any = self._redis.pipeline(transaction=False)
@@ -322,5 +322,5 @@ def _parsed(model: type[B], body: bytes | None) -> B | None:
 
 
 async def _result(answer: Any) -> Any:
-    """Await a result of redis-py, which may or may not be awaitable by redis-py's types."""
+    """Await a result of redis-py, whose type annotations don't show whether it is awaitable."""
     return await answer if inspect.isawaitable(answer) else answer

@@ -281,17 +281,17 @@ _PUBLISHED: Final = (
 _CLOSED: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
 )
-"""Selects locked ledgers that may replace others (rule 27c) or be indexes (rule 27e)."""
+"""Selects locked ledgers that may replace other ledgers (rule 27c) or be indexes (rule 27e)."""
 _WHOLE: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
     " AND NOT coalesce((body ->> 'may_lack_entries')::boolean, false)"
 )
-"""Selects ledgers that a rewrite may replace. Readers of all others must learn of a loss."""
+"""Selects ledgers that a rewrite may replace. In other ledgers, it would hide lost entries."""
 _REPLACED: Final = (
     "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND lineage IS NOT NULL"
 )
-"""Selects the ledgers that the given ledgers have replaced. Own logs no longer change this."""
+"""Selects the ledgers that the given ledgers have replaced, which no longer changes."""
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     f" AND ledger_id > $2 AND {forks.NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
@@ -412,7 +412,7 @@ async def change_row(
 async def _require_all(
     connection: Connection, name: str, query: str, ledgers: Iterable[int], *values: object
 ) -> None:
-    """Run a query for ledgers of a log. Raises: InvalidRequest unless the query finds all of them."""
+    """Run a query for ledgers of a log. Raises: InvalidRequest unless all are found."""
     wanted = sorted(ledgers)
     found = await sql.ids_of(connection, query, wanted, *values) if wanted else ()
     if missing := sorted({*wanted} - {*found}):
@@ -433,7 +433,7 @@ async def _replaced(
     connection: Connection, items: Sequence[LogItem]
 ) -> tuple[tuple[int, int], ...]:
     """Ids and first offsets of these items' ledgers, and of all ledgers that they have replaced.
-    Raises: InvalidRequest if a ledger has replaced too many.
+    Raises: InvalidRequest if a ledger has replaced too many ledgers.
     """
     records = await connection.fetch(_REPLACED, [item.ledger_id for item in items])
     earlier = {record["ledger_id"]: orjson.loads(record["replaced"] or "[]") for record in records}

@@ -2,7 +2,7 @@
 module does no IO.
 
 The database's history is linear. A change whose transaction saw some tokens was committed after
-these tokens, so the change's token replaces them. Therefore a process has only the tokens of
+these tokens, so the change's token replaces them. Therefore a process keeps only the tokens of
 concurrent changes, and the tokens that callers presented since the last change. Counters would not
 help, because a restored database catches up with every counter.
 """
@@ -75,7 +75,7 @@ class Memory:
             token = token_of(self.cluster_id, witness)
             if token is None:
                 raise DatabaseWentBack(
-                    f"the witness {witness} is malformed, or of another cluster than this cluster"
+                    f"the witness {witness} is malformed, or is not a witness of this cluster"
                     f" ({self.cluster_id})"
                 )
             tokens.append(token)

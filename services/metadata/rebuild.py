@@ -241,7 +241,8 @@ class _Work:
         unreported = self._registered - {source.name for source in sources} - set(self._ask.without)
         if unreported:
             names = ", ".join(sorted(unreported))
-            raise SourceAway(f"no rows from the bookies {names}: start them, or name them as lost")
+            detail = f"bookies {names} did not return their rows: start them, or name them as lost"
+            raise SourceAway(detail)
         survey = await self._survey(sources)
         added = await self._stand_ins(sources, survey)
         bookies = await self._bookies(sources, survey, added)
@@ -377,7 +378,7 @@ class _Work:
                     unsure.append(finding)
                 else:
                     tally.find(finding)
-        # Add these findings last. Each log without records may cause one, and a report is limited.
+        # Add these findings last: any log without records may cause one, and a report is limited.
         for finding in unsure:
             tally.find(finding)
 

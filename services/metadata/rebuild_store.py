@@ -56,7 +56,7 @@ _LOCK: Final = 0x71756F73
 _STATEMENT_MS: Final = "60000"
 _NO_DELETIONS: Final = DeletedLogs()
 _UNWRITTEN_IDS: Final = 1000
-"""How many ids are skipped, since no bookie may have empty ledgers (chosen by judgement)."""
+"""How many ids are skipped, because bookies may not know empty ledgers (chosen by judgement)."""
 
 _IS_EMPTY: Final = (
     "SELECT NOT EXISTS (SELECT FROM ledgers) AND NOT EXISTS (SELECT FROM logs)"
@@ -448,7 +448,7 @@ class RebuildTables:
     async def _tombstones_and_rows(
         self, log: LogMetadata | None, ledgers: Iterable[LedgerPlace]
     ) -> tuple[set[int], set[int]]:
-        """The deleted ledgers and the ledgers with rows, of all that the log or its ledgers name."""
+        """The deleted ledgers, and the ledgers with rows, that the log or its ledgers name."""
         named = ledgers_of(() if log is None else log.items)
         named |= {ledger_id for one in ledgers for ledger_id, _ in (*one.shared, *one.before)}
         records = await self._connection.fetch(
@@ -478,7 +478,7 @@ class RebuildTables:
             "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(named)
         )
         await commit_placed(self._connection, row)
-        # Protect ledgers from the sweep that only the log's older row referenced.
+        # Protect the ledgers that only the log's older row referenced from the sweep.
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'infinity' FROM ledgers"
             " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",
@@ -488,7 +488,7 @@ class RebuildTables:
 
     @asynccontextmanager
     async def _transaction(self, *, writes: bool = True) -> AsyncIterator[None]:
-        """Run the block in one transaction. Its loss is detectable, as for any change (rule 18a)."""
+        """Run the block in one transaction. A loss of the transaction is detectable (rule 18a)."""
         self._connection.settled = None
         async with self._connection.transaction(readonly=not writes):
             yield
@@ -520,7 +520,7 @@ def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Hel
 
 
 def _target_of(row: LedgerMetadata) -> str:
-    """Return the target of the change that wrote the row. Retries find the change by it (rule 6)."""
+    """Return the target of the change that wrote the row, by which retries find it (rule 6)."""
     if row.deletion:
         return f"delete ledger {row.ledger_id}"
     return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"

@@ -62,7 +62,7 @@ SUMMARY: Final = (
     " FROM repairs"
 )
 _HURRIED_MAX: Final = 2000
-"""Items per transaction, which must end within the deadline. 100,000 take over 2 s (measured)."""
+"""Items per transaction, which must end within the deadline. 100,000 would take over 2 s."""
 
 # now() can use the index, but clock_timestamp() can't. An item that is already due is not picked.
 HURRY: Final = (
@@ -265,7 +265,7 @@ _LEFT: Final = (
 class LeaseStore(RowStore):
     """The store of leases, which expire by the database's clock. New holders get higher tokens.
 
-    Leases only avoid duplicate work, such as the work of two auditors. Safety rests on no lease.
+    Leases only avoid duplicate work, such as the work of two auditors. They don't ensure safety.
     """
 
     @transactional

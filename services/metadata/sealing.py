@@ -35,7 +35,7 @@ class KeyFileUnusable(ValueError):
 
 
 class KeyRing:
-    """The keys of KEY_FILE. The first key encrypts, all decrypt. Without keys, rows stay plain."""
+    """The keys of KEY_FILE. The first encrypts, all keys decrypt. Without keys, rows stay plain."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         """Each of the `keys` has 32 bytes."""

@@ -74,8 +74,8 @@ async def connect_to_primary(
 ) -> C:
     """Connect to all servers, and keep only the connection to the primary.
 
-    Each of `connects` must fail if its server is no primary. Raises: SeveralPrimaries; the error of
-    the first of `connects` if no server is a primary.
+    Each of `connects` must fail if its server is not a primary. Raises: SeveralPrimaries; the error
+    of the first of `connects` if no server is a primary.
     """
     tries = [asyncio.create_task(connect) for connect in connects]
     chosen: C | None = None
@@ -98,7 +98,7 @@ async def connect_to_primary(
 
 
 async def _ended(tries: "Sequence[asyncio.Task[C]]") -> None:
-    """Wait until all attempts have ended, or until `_LATE_S` after one has found a primary."""
+    """Wait until all attempts have ended, or until `_LATE_S` after the first primary."""
     pending = set(tries)
     while pending and not _connected(tries):
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -56,7 +56,7 @@ _ROW: Final = (
 transaction that ended in between would seem to be OPEN and without ledgers."""
 _RENEWED: Final = "now() + make_interval(secs => ttl_s)"
 _KEPT_S: Final = 7 * 24 * 3600
-"""How long an ended transaction is kept (chosen by judgement). An app's last stays forever."""
+"""How long ended transactions are kept (chosen by judgement). An app's last one stays for ever."""
 
 EXPIRED: Final = (
     "SELECT id FROM transactions WHERE state = 'OPEN' AND expires_at < now()"
@@ -204,7 +204,7 @@ class TransactionStore(RowStore):
 
     @transactional
     async def expire(self, connection: Connection, limit: int) -> int:
-        """Abort expired and delete old ended transactions. Returns the number of aborted ones."""
+        """Abort expired transactions, and delete old ended ones. Returns how many were aborted."""
         if not await ages_count(connection):
             return 0
         records = await connection.fetch(EXPIRED, limit)
@@ -362,7 +362,7 @@ async def _with_replaced(connection: Connection, log: LogMetadata) -> Sequence[L
 async def _check_sealed(
     connection: Connection, transaction_id: str, ledgers: Sequence[Sealed], *, must_be_empty: bool
 ) -> None:
-    """Raise InvalidRequest unless all are CLOSED ledgers of the transaction with the stated ends."""
+    """Raise InvalidRequest unless all are the transaction's CLOSED ledgers with the stated ends."""
     ids = [sealed.ledger_id for sealed in ledgers]
     records = await connection.fetch(
         "SELECT l.ledger_id, l.state, (l.body ->> 'last_entry')::bigint AS last_entry"

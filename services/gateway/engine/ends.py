@@ -29,21 +29,21 @@ _DEADLINE_S: Final = 30.0
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses between tries of a background recovery (rule 10)."""
 _KEPT_MAX: Final = 100_000
-"""Maximum number of remembered kept ends; equals the size of the metadata cache (`rows.py`)."""
+"""Maximum number of ends known to be kept; equals the size of the metadata cache (`rows.py`)."""
 _REFUSED_RANGES_MAX: Final = 100
 """A `LossNotProven` error lists at most this many ranges of entries (chosen by judgement)."""
 
 
 class Ends:
-    """Recovers ledgers, and tracks which ends are *kept*: bookies have copies of kept ends.
+    """Recovers ledgers, and tracks which ends are *kept*: stored by an ack quorum of bookies.
 
-    Until bookies store copies of the metadata that closes a ledger, only the database has the end.
-    The gateway that closes a ledger waits for the copies. Another gateway can't know whether the
-    copies were stored, so it sends copies itself before it first reports the end.
+    Until bookies store copies of a ledger's CLOSED metadata, only the database has the end. The
+    gateway that closes a ledger waits for the copies. Another gateway can't know whether the copies
+    were stored, so it sends copies itself before it first reports the end.
 
     Invariants: an end counts as kept only if the database still had the end after an ack quorum of
     bookies confirmed copies. At most one recovery of a ledger runs. An end with fewer copies is
-    reported too, because bookies may stay down; its copies are sent again for the next reader.
+    reported too, because bookies may stay down. The next read of the end sends copies again.
     """
 
     def __init__(self, rows: LedgerRows, ports: Ports) -> None:
@@ -145,8 +145,8 @@ class Ends:
         holdings: HoldingsClient,
     ) -> LedgerMetadata:
         """Declares entries first..last of a ledger lost, for an operator; returns the new metadata.
-        All bookies that could have the entries must deny them, or be in `declared` (permanently
-        gone).
+        Each bookie that could have the entries must report that it lacks them, or be in `declared`
+        (permanently gone).
 
         Raises: InvalidRequest, LossNotProven, NoSuchLedger, MetadataUnavailable.
         """
@@ -191,7 +191,7 @@ class Ends:
             row = now
 
     async def close(self) -> None:
-        """Cancels running recoveries and checks of ends; both may be cancelled at any time."""
+        """Cancels running recoveries and checks of ends, which is safe at any time."""
         under_way = [*self._asking.values(), *self._recovering.values()]
         for task in under_way:
             task.cancel()
@@ -240,7 +240,7 @@ async def _prove_lost(
 def _share(
     running: dict[int, asyncio.Task[T]], ledger_id: int, work: Coroutine[Any, Any, T]
 ) -> None:
-    """Starts one task per ledger, shared by all callers. `running` has the task until it ends."""
+    """Starts one task per ledger, shared by all callers. Ended tasks are removed from `running`."""
 
     def ended(task: asyncio.Task[T]) -> None:
         del running[ledger_id]

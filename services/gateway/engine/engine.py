@@ -165,7 +165,7 @@ class Engine:
             await self.peers.close(row.writer, ledger_id, password=password)
         except errors.WriterLost as error:
             if is_closed(row):
-                # The lost writer's last entry id is unknown, so any end counts as its close.
+                # The lost writer's last entry id is unknown, so any end is accepted.
                 return await self._ends.copied(row)
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self.rows.fresh_closed(ledger_id)
@@ -195,9 +195,9 @@ class Engine:
         password: str | None = None,
         once: Once | None = None,
     ) -> LedgerMetadata:
-        """Sets another password (rule 30). A retry with the old password succeeds. A late copy of
-        the request `once` changes nothing. The metadata is written even if the password is set
-        already, because it stores the name of the request (rule 6a).
+        """Changes a ledger's password (rule 30). A retry with the old password succeeds. A late
+        copy of the request `once` changes nothing. The metadata is written even if the password is
+        set already, because the change also stores the request's token (rule 6a).
 
         Raises: WrongPassword, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
@@ -295,9 +295,9 @@ class Engine:
         await asyncio.gather(*map(copy, ledger_ids))
 
     async def keep_place(self, ledger_id: int) -> None:
-        """Has every member store a copy of a CLOSED ledger's metadata with its first offset in a
-        log (rule 27c). A member confirms the copy once its entries of the ledger are on disk too,
-        even if it defers syncs. Raises: NoSuchLedger, EntryUnavailable.
+        """Makes every member store a copy of a CLOSED ledger's metadata, including the ledger's
+        first offset in its log (rule 27c). A member confirms the copy once its entries of the
+        ledger are on disk too, even if it defers syncs. Raises: NoSuchLedger, EntryUnavailable.
         """
         row = await self.rows.fresh(ledger_id)
         members = {member for fragment in row.fragments for member in fragment.bookies}
@@ -305,7 +305,7 @@ class Engine:
         end = end_after(row, sum(kept), await self.rows.fresh(ledger_id))
         if row.first_offset is None or end is not End.KEPT or not all(kept):
             raise errors.EntryUnavailable(
-                f"{sum(kept)} of {len(kept)} bookies stored the ledger's first offset: retry",
+                f"only {sum(kept)} of {len(kept)} bookies stored the ledger's first offset: retry",
                 ledger_id=ledger_id,
             )
 
@@ -383,7 +383,7 @@ class Engine:
         }
 
     def degraded_ledgers(self) -> Sequence[int]:
-        """Ids of this process's ledgers that have a bookie which accepts no appends (rule 8)."""
+        """Ids of this process's ledgers with a bookie that accepts no appends (rule 8)."""
         return [handle.ledger_id for handle in self.handles.live if handle.is_degraded]
 
     async def ready(self) -> None:

@@ -65,7 +65,7 @@ class HandleOwner(Protocol):
         """Called when the handle has failed before it received the ledger's end."""
 
     def recovery_wanted(self, handle: "WriteHandle") -> None:
-        """Called when another process recovers the ledger, so this process must too (rule 10)."""
+        """Called when this process must join another process's recovery (rule 10)."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class WriteHandle:
 
     Invariants:
     - waiters are in the order of their entry ids, which are contiguous;
-    - entries below `_sent` were passed to the machine; those from `_sent` to `_next` are gathered;
+    - entries below `_sent` were passed to the machine, and all later entries wait in `_gathered`;
     - each waiter gets one result: when its entries are confirmed, or when the handle ends.
     """
 
@@ -204,8 +204,9 @@ class WriteHandle:
         return future
 
     def recent(self, first: int, last: int, bytes_max: int) -> list[Run]:
-        """Returns confirmed entries from memory, from `first` up to `last`; none if `first` is not
-        in memory. An ended handle returns none, because recovery may decide the ledger's end.
+        """Returns confirmed entries from memory, from `first` up to `last`; no entries if `first`
+        is not in memory. An ended handle returns no entries, because recovery may decide the
+        ledger's end.
         """
         return self._recent.read(self.ledger_id, first, last, bytes_max) if self.is_live else []
 
@@ -281,7 +282,7 @@ class WriteHandle:
         try:
             self._send_gathered()
         except Exception:
-            # After a defect any append may have been sent, and no event would answer the waiters.
+            # After a defect, any append may have been sent, and no event would resolve the futures.
             log.exception("handle-broke", extra={"ledger": self.ledger_id})
             self._sent = self._next
             self._stop(errors.QuorumLogError, "the ledger's writer failed with an internal error")

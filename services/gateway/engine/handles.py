@@ -102,9 +102,9 @@ class Handles:
         self, ledger_id: int, first_offset: int, lineage: Lineage | None = None
     ) -> None:
         """Sends copies of a ledger's metadata, once a log's metadata names the ledger and its first
-        offset. No copy is sent earlier, because a copy with the offset would not replace a copy of
-        the same version without the offset (rule 18f). Does nothing if called again, or if another
-        process writes the ledger.
+        offset. No copy is sent earlier: if a bookie had a copy without the offset, it would ignore
+        a copy of the same version with the offset (rule 18f). Does nothing if called again, or if
+        another process writes the ledger.
         """
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and handle.row.first_offset is None:
@@ -246,7 +246,7 @@ class Handles:
             self.places.give(peer)
 
     def _queue_missed(self, handle: WriteHandle) -> None:
-        """Queues repairs of entries that bookies missed. No other process has a list of these."""
+        """Queues repairs of entries that bookies missed, which only this process has listed."""
         missed = handle.machine.missed
         if missed:
             self.ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
@@ -292,9 +292,9 @@ async def queue_missed(
     metadata service is available.
 
     Normally a writer queues these ranges with its own changes of the metadata. After another
-    process's recovery, the writer can't change the metadata. The recovery doesn't find copies that
-    are missing below its LAC; only this function or the daily check of all copies does. A range
-    that is queued twice, or repaired already, costs only a check.
+    process's recovery, the writer can't change the metadata. The recovery doesn't find missing
+    copies of entries up to the LAC. Only this function and the daily check of all copies repair
+    them. A range that is queued twice, or repaired already, costs only a check.
     """
     items = repairs_of(ledger_id, ((gap.member, gap.first, gap.last) for gap in missed))
     while True:

@@ -99,8 +99,8 @@ class Gatekeeper:
 
     def _newest(self, row: LedgerMetadata) -> LedgerMetadata:
         """Returns the newest metadata, to check a password against. The writer's metadata may lack
-        a password that another gateway has set. Rebuilt metadata is returned unchanged, because a
-        higher known version may come from the lost history, and no writer has rebuilt metadata.
+        a password that another gateway has set. Rebuilt metadata is returned unchanged: no process
+        writes a rebuilt ledger, and a known higher version may be from the lost database.
         """
         known = None if is_sealed(row.access_key) else self._known(row.ledger_id)
         return row if known is None or known.version <= row.version else known

@@ -134,7 +134,7 @@ class LedgerReads:
         return runs
 
     def _read_ahead(self, page: _Page, row: LedgerMetadata, final: int) -> None:
-        """Starts to read a page if there is room. If the read fails, the page's reader retries."""
+        """Starts to read a page ahead if there is room. If this fails, the page's request retries."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if len(self._ahead) >= _AHEAD_MAX:
@@ -214,7 +214,7 @@ class LedgerReads:
     async def writers_lac(
         self, ledger_id: int, *, after: int | None, wait_s: float
     ) -> tuple[LedgerView, int]:
-        """Returns this process's LAC as the ledger's writer, and the version of the metadata.
+        """Returns the LAC of a ledger that this process writes, and the metadata's version.
 
         Raises: WriterLost if this process has no live handle and the ledger is not CLOSED.
         """
@@ -233,7 +233,7 @@ class LedgerReads:
         return view, view.row.version
 
     async def _view(self, ledger_id: int, *, is_strict: bool = False) -> LedgerView:
-        """Returns the LAC and metadata at least as new. `is_strict`: from the primary (rule 5)."""
+        """Returns the LAC and newer metadata, with `is_strict` from the primary (rule 5)."""
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None and self._rows.cached(ledger_id) is None:
             self._rows.put(handle.row)  # so that a read needs no request to the metadata service
@@ -321,7 +321,8 @@ async def read_range(
 ) -> list[Run]:
     """Reads contiguous entries from bookies: at least `first`, and about `bytes_max` of payload.
 
-    Raises: EntryUnavailable for the entry `first`. A later unavailable entry only ends the list.
+    Raises: EntryUnavailable for the entry `first`. If a later entry is unavailable, the list ends
+    before it.
     """
     runs: list[Run] = []
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -377,7 +378,7 @@ def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
 
 
 def _absent(view: LedgerView, entry_id: int) -> errors.QuorumLogError:
-    """The error for an entry that can't be read. Reports an absence only if proven (rule 5)."""
+    """The error for an unreadable entry: NoSuchEntry only if its absence is proven (rule 5)."""
     ledger_id = view.row.ledger_id
     is_beyond = entry_id > view.last_add_confirmed
     if view.closed and is_beyond:

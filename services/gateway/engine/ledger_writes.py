@@ -49,8 +49,8 @@ class Placing:
     """Chooses the ensembles of new ledgers for one gateway."""
 
     def __init__(self, directory: Directory, *, zones_min: int, enforces_zones: bool) -> None:
-        """`zones_min`: how many zones must have a copy of each entry. If an ensemble has fewer, the
-        creation is rejected (with `enforces_zones`), or the ledger is marked as degraded.
+        """`zones_min`: how many zones must have a copy of each entry. With fewer zones, the
+        creation is rejected (if `enforces_zones`), or the ledger is marked as degraded.
         """
         self.directory = directory
         self._zones_min = zones_min
@@ -81,7 +81,8 @@ class Placing:
     def too_few(self, needed: int) -> errors.NotEnoughBookies:
         """The error for a creation that found too few bookies."""
         return errors.NotEnoughBookies(
-            f"the ledger needs {needed} bookies that accept entries: {self.directory.census()}"
+            f"the ledger needs {needed} bookies that accept entries, so start more bookies "
+            f"({self.directory.census()})"
         )
 
     def _is_narrow(self, quorum: Quorum, members: tuple[str, ...]) -> bool:
@@ -144,7 +145,8 @@ class Creations:
                 else:
                     return row
             raise errors.NotEnoughBookies(
-                f"chosen bookies registered again in each of {_PLACINGS} attempts: retry ({stale})"
+                f"the ledger was not created: in each of {_PLACINGS} attempts, a chosen bookie had "
+                f"registered again ({stale}): retry"
             ) from stale
         finally:
             if not is_kept:
@@ -185,11 +187,11 @@ class Creations:
         return row, is_new
 
     def _adopt(self, row: LedgerMetadata, ledger_key: bytes, peer: str) -> bool:
-        """Opens a write handle for the new ledger, unless one exists; returns whether it did."""
+        """Opens a write handle for the new ledger, unless one exists; returns whether it did so."""
         self._handles.rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self._handles.writer.id
         # A client's retry gets the metadata of the ledger of the first request, which may have a
-        # handle already. Another process may have ended the ledger before this answer arrived.
+        # handle already. Another process may have ended the ledger before the retry.
         is_new = row.ledger_id not in self._handles.by_ledger and row.state is State.OPEN
         if is_ours and row.ledger_key == ledger_key and is_new:
             self._handles.open(row, peer)
@@ -330,10 +332,11 @@ class Appends:
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
             if len(data) > batch.BATCH_BYTES_MAX:
-                raise errors.TooLarge(f"a batch may have at most {batch.BATCH_BYTES_MAX} bytes")
+                detail = f"a record batch may have at most {batch.BATCH_BYTES_MAX} bytes"
+                raise errors.TooLarge(f"{detail} (got {len(data)})")
             now_ms, count = int(datetime.now(UTC).timestamp() * 1000), handle.records
             entry = batch.placed(data, append_time_ms=now_ms, records_before=count)
-            # No `await` follows the read of `records`, so the count has the order of entry ids.
+            # No `await` follows the read of `records`, so counts are in the order of entry ids.
             submitted = handle.append((entry,), expect)
             handle.records += batch.decode_head(data).count
         except (errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost) as error:
@@ -341,7 +344,7 @@ class Appends:
         return await submitted
 
     async def transaction_of(self, ledger_id: int) -> str | None:
-        """Returns the id of the ledger's transaction; None also for an unknown ledger.
+        """Returns the id of the ledger's transaction; None for other ledgers and unknown ledgers.
 
         Raises: MetadataUnavailable.
         """

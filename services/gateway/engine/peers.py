@@ -1,4 +1,4 @@
-"""Sends requests to the gateway that writes a ledger. That gateway never forwards them (rule 11).
+"""Sends requests to the gateway that writes a ledger, which never forwards requests (rule 11).
 
 Each request names the writer's instance id, which the receiver checks. The outcome of a failed
 request is `not-done` if the writer certainly did not accept the request, otherwise `unknown`.
@@ -30,7 +30,7 @@ _HUNG_S: Final = 2.0
 """Readers send no request to a writer for this long after a timeout (chosen by judgement)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
-"""Maximum number of remembered replaced instances. A forgotten instance costs one request."""
+"""Maximum number of instances remembered as gone. Each forgotten instance costs one request."""
 _WRITER: Final = ExpectedServer(Role.GATEWAY)
 SILENT_WRITER: Final = "the ledger's writer did not answer in time"
 
@@ -45,7 +45,7 @@ class Peers:
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Gateway instances that are gone for ever, because another instance has their address."""
         self._hung_until: dict[str, float] = {}
-        """The loop time until which readers ask bookies, for each writer that timed out."""
+        """For each writer that timed out: the loop time until which bookies report the LAC."""
 
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
@@ -72,7 +72,7 @@ class Peers:
         return int(reply["last_add_confirmed"]), reply["closed"] is True, int(reply["version"])
 
     async def close(self, writer: Writer, ledger_id: int, *, password: str | None) -> None:
-        """Has the writer close the ledger. Raises: WriterLost, and the writer's own error."""
+        """Makes the writer close the ledger. Raises: WriterLost, and the writer's own error."""
         path = f"/v1/ledgers/{ledger_id}/close"
         try:
             await self.send(writer, "POST", path, _CLOSE_S, password=password)
@@ -104,7 +104,7 @@ class Peers:
         Raises: WriterLost if `writer` can't be reached, TimeoutError, and the writer's own error.
         """
         if writer.id in self._gone:
-            raise _not_sent("the ledger's writer is gone: another process has its address")
+            raise _not_sent(f"the writer {writer.id} is gone: another process has its address")
         headers = {header.FORWARDED_WRITER: writer.id}
         if media is not None:
             headers[hdrs.CONTENT_TYPE] = media
@@ -139,7 +139,7 @@ class Peers:
             self._gone[writer.id] = None
             if len(self._gone) > _GONE_MAX:
                 self._gone.popitem(last=False)
-            raise _not_sent("the ledger's writer is gone: another gateway has its address")
+            raise _not_sent(f"the writer {writer.id} is gone: another gateway has its address")
         if status >= 400:
             problem = from_answer(status, body)
             if isinstance(problem, errors.ForeignHost | errors.RouteNotFound):

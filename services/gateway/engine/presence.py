@@ -14,7 +14,7 @@ from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import BookieInfo, ServiceInfo, ServiceList
 
 _LOOK_S: Final = 5.0
-"""Interval between two checks; a process counts as alive this long after its last heartbeat."""
+"""Interval between two checks: the time for which a process counts as alive after a heartbeat."""
 _GONE_KEPT_S: Final = 3600.0
 SEEN_MAX: Final = 1000
 

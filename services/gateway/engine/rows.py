@@ -30,7 +30,7 @@ _ROWS_MAX: Final = 100_000
 """Maximum number of ledgers in the cache. A ledger with three members takes about 1 KiB (measured
 with sys.getsizeof), so the cache takes at most 100 MB, plus custom metadata."""
 _TEXT_BYTES_MAX: Final = 16 << 20
-"""Limit of cached custom metadata, because 100,000 ledgers may have 1.6 GB (by judgement)."""
+"""Maximum bytes of cached custom metadata (by judgement); 100,000 ledgers may have 1.6 GB of it."""
 _FRESH_S: Final = 0.5
 """Maximum wait of a read before it uses cached metadata instead (chosen by judgement)."""
 _REQUESTS_MAX: Final = 32
@@ -62,7 +62,7 @@ class LedgerRows:
     _ended: Callable[[int], None]
     """Callback that gets the id of each ledger that is no longer OPEN."""
     on_gap: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for gaps in the stream: changes may have been missed."""
+    """Callbacks that are called after a gap in the stream, which may have hidden changes."""
     on_log: list[Callable[[str], None]] = field(default_factory=list)
     """Callbacks that get the name of each changed log."""
     _rows: OrderedDict[int, LedgerMetadata] = field(default_factory=OrderedDict)
@@ -238,7 +238,7 @@ class Rereads(Generic[Head]):
     sees. Metadata is read from the primary, in bulk and in the background. Appends continue
     meanwhile, because they need no metadata. The handle decides whether it must end.
 
-    Invariant: a ledger stays wanted until a request succeeds that began after the last `want`.
+    Invariant: a ledger stays wanted until the success of a request sent after its last `want`.
     """
 
     _live_ids: Callable[[], Iterable[int]]
@@ -249,7 +249,7 @@ class Rereads(Generic[Head]):
     _apply: Callable[[Head], None]
     """Callback that gets each result."""
     _wanted: dict[int, int] = field(default_factory=dict)
-    """The number of requests sent before the last `want` of each wanted ledger."""
+    """For each wanted ledger: the number of requests that were sent before its last `want`."""
     _requests: int = 0
     _is_due: asyncio.Event = field(default_factory=asyncio.Event)
     gaps: int = 0
@@ -300,7 +300,7 @@ class Rereads(Generic[Head]):
         if missing:
             log.error("rows-missing", extra={"rows": missing[:_LOGGED_MAX], "count": len(missing)})
         for ledger_id in asked:
-            # A ledger that became wanted during the request stays, as this answer may be older.
+            # A ledger that was wanted again meanwhile stays wanted: this answer may be older.
             if self._wanted[ledger_id] < self._requests:
                 del self._wanted[ledger_id]
         return True

@@ -30,8 +30,8 @@ RECENT_RUN_BYTES_MAX: Final = 64 << 10
 costs little compared with the transfer of their bytes."""
 
 _RUN_COST: Final = 1280
-"""Memory overhead, in bytes, of a cached run that is its ledger's only one (measured). The ledger's
-own item in the cache takes half of this overhead."""
+"""Memory overhead, in bytes, of a ledger's only cached run (measured). The ledger's own item in the
+cache takes half of this overhead."""
 
 _ENTRY_COST: Final = 40
 """Memory overhead of each entry in bytes: an offset that the run stores (measured)."""
@@ -178,7 +178,7 @@ class RecentRuns:
 
     def read(self, ledger_id: int, first: int, last: int, bytes_max: int) -> list[Run]:
         """Returns contiguous cached entries from `first` up to `last`: about `bytes_max` of
-        payload, but at least one entry. Returns none if `first` is not cached.
+        payload, but at least one entry. Returns no entries if `first` is not cached.
         """
         found: list[Run] = []
         at, left = first, bytes_max

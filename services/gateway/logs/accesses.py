@@ -180,12 +180,12 @@ class Accesses:
         use.timer = self._loop.call_later(delay_s, self._ask_again, use)
 
     def _ask_again(self, use: _Use) -> None:
-        """Count an access. The next one follows after `every_s`, or later if the keeper is slow."""
+        """Count an access, and again after `every_s`, or later if the keeper is slow."""
         began_s = self._loop.time()
 
         def settled(question: asyncio.Task[bool]) -> None:
             use.timer = use.question = None
-            # Ask again after an error. The task is cancelled only when the process ends.
+            # An error doesn't end the counting. The task is cancelled only when the process ends.
             is_over = question.cancelled() or (
                 question.exception() is None and not question.result()
             )

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 """The pause after a failed move. Chosen by judgement."""
 _MOVES_AT_ONCE: Final = 16
-"""Maximum moves of a queue in one round, of each direction. Further dead letters can join them."""
+"""Maximum moves of a queue in one round, in each direction. Waiting moves can still grow."""
 _MOVE_BYTES: Final = 1 << 20
 """Maximum bytes of a move's append, unless the append has a single record."""
 _MOVE_READS: Final = 8
@@ -124,7 +124,7 @@ class QueueMoves(RowService[Queue]):
         except errors.NoSuchLog as error:
             if error.log != row.settings.dead_letter_log or not self._database_ms():
                 raise
-            # Records that were sent to the deleted log are gone, too.
+            # The records that were sent to the deleted dead-letter log are gone, too.
             if move.is_back:
                 await self._ended(row, move, 0)
             if move.is_back or move.since < 0:
@@ -142,7 +142,8 @@ class QueueMoves(RowService[Queue]):
         if keyless and (move.is_back or move.since >= 0):
             lost |= keyless
         elif keyless:
-            raise errors.KeyRequired("records without keys can't be moved to this log", log=target)
+            detail = f"{target} is compacted and requires keys: set another dead_letter_log"
+            raise errors.KeyRequired(detail, log=target)
         if move.since < 0:
             return await self._begun(row, move, target, Offsets.of(records) | lost)
         producer = ProducerSeq(f"quorumlog.queue.{move.id}", 0, 0)
@@ -185,7 +186,7 @@ class QueueMoves(RowService[Queue]):
         return ended
 
     async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
-        """Store the target log's end in the queue, and that the append of `kept` may be sent."""
+        """Store in the queue the target log's end, and permission to send the append of `kept`."""
         log_row = await self._reader.rows.row(target)
         try:  # after a move has begun, the dead-letter log can no longer be changed
             log_row.check_created(row.created if move.is_back else None)
@@ -198,8 +199,8 @@ class QueueMoves(RowService[Queue]):
         return await self._stored(row, move, log_row.created_at, end, kept)
 
     async def _restarted(self, row: Queue, move: Move) -> Queue:
-        """Store in the queue that the target log never accepts the move's sent append. The move
-        can then begin anew, possibly with another dead-letter log.
+        """Store in the queue that the target log will never accept the append that the move sent.
+        The move can then begin anew, possibly with another dead-letter log.
         """
         return await self._stored(row, move, "", -1, move.offsets)
 
@@ -343,7 +344,7 @@ def _check_open(row: LogMetadata) -> None:
         detail = f"no record can be moved to {row.name}: only the writer that opened it may append"
         raise errors.LogFenced(detail, log=row.name)
     if row.state is LogState.CLOSED:
-        raise errors.LogClosed(f"no record can be moved to {row.name}: it is closed", log=row.name)
+        raise errors.LogClosed(f"no record can be moved to the closed log {row.name}", log=row.name)
 
 
 def _is_of(record: Record, name: str, queue: str) -> bool:

@@ -1,8 +1,8 @@
 """Runs one machine of a log (`protocol/log`) on a gateway.
 
-The driver steps its machine with one event at a time, in the order of arrival, without a task (as
-`net/driver.py` does for a ledger's machine). Each question, an effect that needs an answer, runs in
-its own task. Appends to the ledger use callbacks.
+The driver passes events to its machine one at a time, in the order of arrival. Like
+`net/driver.py`, the driver of a ledger's machine, it has no task of its own. Each question, an
+effect that needs an answer, runs in its own task. Appends to the ledger use callbacks.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class LogDriver:
             self._is_stepping = False
 
     def _break(self) -> None:
-        """Have the machine answer as many requests as it can. The handle answers all others."""
+        """Stop the machine and report the failure. The handle answers all remaining requests."""
         self._is_broken = True
         self._inbox.clear()
         try:

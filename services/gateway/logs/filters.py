@@ -13,7 +13,7 @@ from services.gateway.logs.values import RECORD_COST, LogBatches
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The conditions of a filtered read. A record must meet all of them."""
+    """The conditions of a filtered read. A record matches if it meets all conditions."""
 
     key: bytes | None = None
     key_prefix: bytes | None = None

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 
 LOGS_COUNTED_MAX: Final = 100
-"""Maximum number of logs with a metrics label of their own, which are the first logs that get
-appends. The bound is needed because clients choose the names (chosen by judgement)."""
+"""Maximum number of logs with their own metrics labels: the first logs to receive appends. The
+bound is needed because clients choose the names (chosen by judgement)."""
 
 OTHER_LOGS: Final = "_other"
 """The metrics label of all other logs. No log has this name."""
@@ -73,7 +73,7 @@ class LogHandle:
     waiting for a future calls `abandon`.
 
     Invariant: `_pending` maps each returned future to the number of bytes that it appends, until
-    the future is answered or abandoned. If a defective machine loses requests, these are answered.
+    the future is answered or abandoned. If a defective machine loses requests, their futures fail.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Serves requests for the rows of an internal log. The log's owner decides them (ADR 37).
+"""Serves requests for the rows of an internal log. The log's owner decides the requests (ADR 37).
 
 The gateway sends a request to the owner as a `Consult`, like any other request to a log, or decides
 the request itself as the owner. The store (`protocol/offset_store.py`) is correct in any process,
@@ -42,7 +42,7 @@ _DELETED_MAX: Final = 10_000
 """Maximum deleted logs that are noted for the next sweep, which deletes their rows. Consumers
 of further deleted logs expire instead. Chosen by judgement."""
 _SEEN_S: Final = 5.0
-"""Time for which a change may name the last seen version. Owners remember tokens much longer."""
+"""Time after a response for which changes may name its version. Owners remember tokens longer."""
 
 
 R = TypeVar("R", bound=Row)

@@ -3,7 +3,7 @@
 A reader uses an index only after it has verified that the index belongs to the ledger. Otherwise
 it reads the ledger's batches, and the log drops the index, which is then built anew. To find the
 newest record of a key in a ledger without an index, a gateway reads the ledger backward and
-remembers the hashes of its keys.
+remembers the hashes of the ledger's keys.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from services.gateway.logs.values import LogBatches, Page
 log = logging.getLogger(__name__)
 
 SCANNED_BYTES_MAX: Final = 16 << 20
-"""The budget of one request for a key's newest record, for decoding and lookups (see `Work`)."""
+"""Maximum cost of a request for a key's newest record: decoding and lookups (see `Work`)."""
 
 BUCKET_BYTES_MAX: Final = 32 << 20
 """Maximum bytes of index buckets that this gateway caches (chosen by judgement)."""
@@ -108,7 +108,7 @@ _Part = TypeVar("_Part", Bucket, Hints)
 
 
 class _Cache(Generic[_Part]):
-    """Verified parts of indexes, of at most `bytes_max`. Evicts the least recently used first."""
+    """Verified parts of indexes, of at most `bytes_max`. Evicts the least recently used part."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max, self.bytes = bytes_max, 0
@@ -167,7 +167,7 @@ class KeyReader:
             return None
         page = Page(row, limit, max_bytes, at=at, now_ms=self._reader.now_ms)
         with contextlib.suppress(errors.EntryLost, errors.EntryUnavailable, errors.NoSuchLedger):
-            # The read without an index reports these errors.
+            # The following read without an index raises these errors.
             await self._fill(page, key)
         if page.at == at:
             return None
@@ -190,8 +190,8 @@ class KeyReader:
                     return
 
     async def _gather(self, page: Page, item: LogItem, entries: Sequence[int]) -> bool:
-        """Add the batches of those entries of a sealed ledger that may hold a key. Returns whether
-        the page now covers the rest of the ledger.
+        """Add the batches of a sealed ledger's entries that may contain a key. Returns whether the
+        page now covers the rest of the ledger.
         """
         assert item.last_offset is not None, "only sealed ledgers have indexes"
         page.stop = item.last_offset + 1
@@ -328,7 +328,7 @@ class KeyReader:
         self, search: _Search, item: LogItem, view: LedgerView, after: int
     ) -> StoredBatch | None:
         """The newest record with the key below the entry `after`. Reads entries backward, and skips
-        those whose hashes in memory lack the key. Raises: KeyScanLimit.
+        entries whose hashes in memory lack the key. Raises: KeyScanLimit.
         """
         hashed, count, lock = hash_of(search.key), 1, self._scans.lock(item.ledger_id)
         while after > 0:
@@ -424,7 +424,7 @@ class KeyReader:
         return None
 
     async def _look_up(self, item: LogItem, index: int, key: bytes) -> Sequence[int]:
-        """Look a key up in an index. Raises: BadIndex if `index` is no index of `item`."""
+        """Look a key up in an index. Raises: BadIndex if `index` is not the index of `item`."""
         view = await self._reads.ended(index, is_fresh=False)
         buckets = view.last_add_confirmed + 1
         place = index, bucket_of(key, buckets), item.ledger_id
@@ -487,8 +487,8 @@ def _part(
 def _looked(
     search: _Search, item: LogItem, entry_id: int, data: Stored, *, is_hashed: bool
 ) -> tuple[int, set[int], StoredBatch | None]:
-    """Return the number of the ledger's offsets before an entry, the hashes of the entry's keys if
-    `is_hashed`, and the entry's newest unexpired record with the search's key. Raises: BadBatch.
+    """Return the number of the ledger's offsets before an entry, the hashes of the entry's keys (if
+    `is_hashed`), and the entry's newest unexpired record with the key. Raises: BadBatch.
     """
     found = batch.opened(packed.unpack(data))
     time_ms = item.published_ms or found.head.append_time_ms  # rule 26b

@@ -31,8 +31,8 @@ CONSUMERS_SHOWN_MAX: Final = 100
 choose the names (chosen by judgement)."""
 
 OTHER_CONSUMERS: Final = "_other"
-"""Labels of the consumer furthest behind among those without labels of their own. No log has this
-name."""
+"""Labels of the consumer that is furthest behind, of all consumers without labels of their own. No
+log has this name."""
 
 _HEADS: Final = 1000
 """Maximum logs per request for the ends of logs."""
@@ -150,7 +150,7 @@ class Lags:
         return wanted - before.keys()
 
     def see(self, name: str, row: LogMetadata | None) -> None:
-        """Record a log's metadata, which the sweep read from the primary; None: it is deleted."""
+        """Record a log's metadata, which the sweep read from the primary; None if deleted."""
         if name in self._logs:
             self._logs[name] = None if row is None else _Seen.of(row)
         elif name == POSITIONS_LOG:

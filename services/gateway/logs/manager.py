@@ -195,8 +195,8 @@ class LogManager:
         self, wanted: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
         """Create the fork `wanted` (from `draft`) with the records of `source` below the offset
-        `at` (rule 27a). Returns the metadata of the log of this name, which may be another log, and
-        whether this call created it.
+        `at` (rule 27a). Returns the metadata of the log with this name, which may be another log,
+        and whether this call created the log.
 
         Raises: NoSuchLog, LogReplaced or OffsetTruncated for the source; InvalidRequest beyond its
         end; the errors of a roll.
@@ -204,7 +204,7 @@ class LogManager:
         for _ in range(_FORK_TRIES):
             if at < source.first_offset:
                 raise errors.OffsetTruncated(
-                    f"the fork's source begins at offset {source.first_offset} (got {at})",
+                    f"a fork must begin at {source.first_offset} or above (got {at})",
                     log=source.name,
                     first_offset=source.first_offset,
                 )
@@ -219,7 +219,7 @@ class LogManager:
                 try:
                     await self.roll(source.name)
                 except errors.LogClosed:
-                    # A batch has ended the log, which the metadata may not show yet.
+                    # A batch has ended the log. The metadata may still lack this end.
                     await self.finish(source.name, source.created_at)
             now = await self.rows.row(source.name)
             now.check_created(source.created_at)
@@ -433,10 +433,10 @@ class LogManager:
         change: Callable[[LogMetadata], Awaitable[LogMetadata]],
         once: Once | None = None,
     ) -> tuple[LogMetadata, LogMetadata]:
-        """Change the log's metadata by compare-and-swap. Returns the metadata before and after. An
-        owner in this process applies the change and stays the owner. With `once`, even unchanged
-        metadata is swapped to store the request's name, so that a late copy of the request changes
-        nothing (rule 6a).
+        """Change the log's metadata by compare-and-swap. Returns the metadata before and after the
+        change. An owner in this process applies the change and stays the owner. With `once`, even
+        unchanged metadata is swapped to store the request's name, so that a late copy of the
+        request changes nothing (rule 6a).
         """
         while True:
             row = await self._store.get(name)
@@ -471,7 +471,7 @@ class LogManager:
         self, name: str, *, created_at: str | None = None, once: Once | None = None
     ) -> LogView:
         """Close the log for ever. Raises: LogReplaced."""
-        # A late copy of the request must not even end the owner.
+        # A late copy of the request must not cause a takeover, which would end the owner.
         if once is None or not await self._store.is_done(once):
             await self.finish(name, created_at, once=once)
         return await self.get(name)
@@ -625,14 +625,12 @@ def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
 
 
 def _replaced(ledgers: Sequence[LedgerMetadata]) -> list[int]:
-    """Ids of the ledgers that `ledgers` replaced. A list of orphans may lack some of these after a
-    rebuild.
-    """
+    """Ids of the ledgers that `ledgers` replaced. Rebuilt orphans may lack such ledgers."""
     lineages = [ledger.lineage for ledger in ledgers if ledger.lineage is not None]
     return sorted({ledger_id for lineage in lineages for ledger_id, _ in lineage.replaced})
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-    """Ids of the log's own ledgers that `after` no longer names, without shared ones (rule 27a)."""
+    """Ids of ledgers that `after` no longer names, except shared ledgers (rule 27a)."""
     kept = {item.ledger_id for item in after.items}
     return [item.ledger_id for item in before.own if item.ledger_id not in kept]

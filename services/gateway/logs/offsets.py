@@ -8,10 +8,9 @@ entries and needs no index.
 before it in the ledger. `OffsetIndex` keeps some known places of each ledger in memory, which
 narrow later searches. If all batches have the same size, the first guess is right.
 
-`find_time` finds the first record that was appended at a time or later. It is a binary search, since
-append times never decrease within a log (rule 26b): first over the ledgers by their last entries,
-then over the entries of one ledger. For L ledgers, and N entries in the last searched one,
-the search reads at most log2(L) + 1 + log2(N) entries.
+`find_time` finds the first record that was appended at a time or later. Append times never decrease
+within a log (rule 26b), so the search is binary: over the ledgers by their last entries, then over
+one ledger's entries. It reads at most log2(L) + 1 + log2(N) entries, for L ledgers and N entries.
 """
 
 import asyncio
@@ -32,8 +31,8 @@ from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 
 POINTS_MAX: Final = 512
-"""Maximum points kept per ledger. Beyond this bound every second point is dropped, so that points
-are densest where a tail is read."""
+"""Maximum points kept per ledger. Beyond this bound, every second point is dropped, so points are
+densest at the most recently read offsets."""
 
 LEDGERS_MAX: Final = 4096
 """Maximum ledgers whose points are kept. The least recently used ledger is dropped first."""
@@ -205,7 +204,7 @@ async def _last_of(
 async def _place(
     ledger_id: int, ms: int, end: tuple[int, BatchHead], read_head: ReadAnyHead
 ) -> int:
-    """Count a ledger's records that were appended before `ms`. The last entry, `end`, is later."""
+    """Count a ledger's records from before `ms`. `end`, the last entry, was appended later."""
     low, (high, found) = 0, end
     while low < high:
         middle = (low + high) // 2
@@ -248,7 +247,7 @@ async def sizes_of(ledgers: Sequence[Sealed], engine: Engine) -> Sizes:
             try:
                 row = await engine.get(sealed.ledger_id)
                 if row.state is not State.CLOSED:
-                    raise _invalid(pointer, f"ledger {sealed.ledger_id} must be closed first")
+                    raise _invalid(pointer, f"ledger {sealed.ledger_id} is open: close it first")
                 if sealed.last_entry not in (None, row.last_entry):
                     detail = f"ledger {sealed.ledger_id} ends at entry {row.last_entry}"
                     raise _invalid(pointer, f"{detail}, not {sealed.last_entry}")
@@ -320,5 +319,5 @@ async def read_sized_head(
 
 
 def damaged(error: batch.BadBatch, ledger_id: int, entry_id: int) -> EntryUnavailable:
-    """The error for an entry whose bytes are not a batch. Damage does not count as absence."""
+    """The error for an entry whose bytes are not a batch. The entry counts as unavailable."""
     return EntryUnavailable(str(error), ledger_id=ledger_id, entry_id=entry_id)

@@ -127,7 +127,7 @@ class Ownership:
     def tick(self, row: LogMetadata) -> bool:
         """Pass `row` and a tick to the log's owner, and return whether this process owns the log.
         The owner applies settings that another gateway may have changed, and starts work that is
-        due. An owner that `row` no longer names ends.
+        due. If `row` no longer names the owner, the owner ends.
         """
         self.notify(row.name, HeadLearned(LogHead.of(row)))
         owner = self.owner(row.name)

@@ -23,7 +23,7 @@ _ALIVE_S: Final = 2.0
 _ACCESS_S: Final = 5.0
 """Timeout of a request to an expiry keeper, which may delete the log before it answers."""
 _ENDS_S: Final = 2.0
-"""Time for which a listing of logs waits for a gateway before it asks bookies instead."""
+"""Time for which a listing of logs waits for a gateway, before bookies report the ends instead."""
 
 
 class EndsBody(Body):
@@ -88,7 +88,7 @@ class LogPeers:
         return Verdict(reported["verdict"])
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
-        """Return the ends of the logs among `heads` that a gateway owns; none without an answer."""
+        """Return the ends of the logs in `heads` that `owner` owns; empty if it doesn't answer."""
         asked = [(head.name, head.last_ledger, head.writer_token) for head in heads]
         data = orjson.dumps({"logs": asked})
         try:

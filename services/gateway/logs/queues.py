@@ -27,7 +27,7 @@ from services.gateway.logs.reading import LogReader
 from services.gateway.logs.values import LogBatches, Start
 
 _POLL_S: Final = 1.0
-"""The interval at which a waiting claim asks an owner at another gateway. Chosen by judgement."""
+"""The interval at which a waiting claim polls an owner at another gateway. Chosen by judgement."""
 _TAIL_S: Final = 10.0
 """Maximum time for which one read waits for a log's next record."""
 _KEY_BYTES: Final = 8 << 20
@@ -49,14 +49,14 @@ _End = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The records of a claim, in pages, and how often each was given."""
+    """The records of a claim, in pages, and how often each record was handed out."""
 
     token: int
     pages: Sequence[LogBatches]
     attempts: dict[int, int]
     lease_ms: int
     limit: str
-    """The bound that keeps the queue from giving further records; empty if there is none."""
+    """The bound that stops the queue from handing out more records; empty if no bound does."""
     refused: Sequence[asks.Refused] = ()
     """Records whose acknowledgement with this claim was refused."""
 
@@ -366,8 +366,8 @@ class QueueService(QueueMoves):
         max_bytes: int,
         acking: asyncio.Future[asks.Settled] | None,
     ) -> Claimed:
-        """Read the records of a claim. Gives back records without room, and settles lost records.
-        If this or the acknowledgement `acking` fails, gives back all records.
+        """Read the records of a claim. Gives back records that exceed `max_bytes`, and settles lost
+        records. If the read or the acknowledgement `acking` fails, gives back all records.
         """
         attempts = {at: count for count, each in taken.records for at in each}
         claimed = Claimed(taken.token, (), attempts, taken.lease_ms, taken.limit)
@@ -395,7 +395,7 @@ class QueueService(QueueMoves):
         return replace(claimed, pages=pages)
 
     async def _settled_anyway(self, request: asks.Settle) -> None:
-        """Settle records. If this fails, the queue gives these records again after the lease."""
+        """Settle records. If this fails, the queue hands them out again after the lease."""
         with contextlib.suppress(errors.QuorumLogError):
             await self.ask(request)
             self._wake_here((request.log, request.queue))

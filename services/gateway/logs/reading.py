@@ -206,7 +206,7 @@ class LogReader:
                 return await self._find(name, ms, row)
 
     async def _find(self, name: str, ms: int, row: LogMetadata) -> tuple[int, LogMetadata]:
-        """The first offset appended at `ms` or later, else the end. Raises: EntryUnavailable."""
+        """The first offset with a record from `ms` or later, else the end. Raises: EntryUnavailable."""
 
         async def last_entry(item: LogItem) -> int:
             view = await self.view(name, item)
@@ -332,7 +332,7 @@ class LogReader:
                 continue
             if before < row.first_offset:
                 raise errors.OffsetTruncated(
-                    f"offset {before} was dropped: the log begins at offset {row.first_offset}",
+                    f"offset {before} was dropped: the log now begins at offset {row.first_offset}",
                     log=row.name,
                     first_offset=row.first_offset,
                 )

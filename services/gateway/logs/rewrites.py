@@ -66,7 +66,7 @@ class Rewrites:
         self.done = 0
         """Rewrites whose new ledger replaced old ledgers."""
         self.bytes = 0
-        """Bytes of the new ledgers of these rewrites."""
+        """Bytes of the new ledgers that rewrites wrote."""
         self.removed_bytes = 0
         """Bytes that rewrites saved: old ledgers' bytes minus new ledgers' bytes."""
         self.indexed = 0
@@ -80,7 +80,7 @@ class Rewrites:
         self._spoiled: dict[str, set[int]] = {}
         """The ledgers of each log that can never be rewritten."""
         self._pass: PassState | None = None
-        """The compaction in progress. Only one runs at a time, because its keys take memory."""
+        """The compaction in progress. Only one compaction runs, because its keys take memory."""
         self._merging: asyncio.Task[None] | None = None
 
     def want(self, row: LogMetadata) -> None:
@@ -378,7 +378,7 @@ class _RewriteDriver(LogDriver):
             await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
 
     async def _swap(self, row: LogMetadata) -> LogMetadata | messages.RowChanged:
-        """Change the log's metadata. The last ledger's writer keeps its first offset and lineage,
+        """Change the log's metadata. The new ledger's first offset and lineage don't change,
         because copies of one version must not differ (rule 18f).
         """
         rewrites = self._rewrites

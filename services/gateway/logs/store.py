@@ -47,7 +47,7 @@ _PAGE: Final = 1000
 
 
 _KEPT_MAX: Final = 10_000
-"""Maximum remembered ledgers that have replaced others and whose first offset bookies have."""
+"""Maximum number of ledgers remembered in `Orphans._kept`; the set is cleared when full."""
 
 
 class MetadataLogs:
@@ -199,8 +199,8 @@ class LogRows:
 
     def known(self, name: str) -> LogMetadata | None:
         """Cached metadata of any age, or None for streams. A log's ledgers are deleted with the
-        log, so a reader with old metadata notices. A stream's ledgers may live on in forks while
-        another stream has its name (rule 27a).
+        log, so a reader with old metadata notices a replaced log. A stream's ledgers may live on in
+        forks while another stream has its name (rule 27a).
         """
         return None if name.startswith(STREAM_PREFIX) else self._rows.get(name, (None,))[0]
 
@@ -221,7 +221,7 @@ class Orphans:
         self._after: int | None = None
         """The next round begins after this ledger; None means at the first orphan."""
         self._kept: set[int] = set()
-        """Ledgers that have replaced others, and whose first offsets bookies have stored."""
+        """Ledgers that have replaced other ledgers, and whose first offsets bookies have stored."""
 
     async def released(self, row: LogMetadata) -> Sequence[LedgerMetadata]:
         """The existing ledgers that the log, or earlier logs of its name, have released. Ledgers
@@ -253,7 +253,7 @@ class Orphans:
         writer can't continue (rule 27).
 
         Raises: OwnedByLog; NoSuchLedger if another gateway deletes it meanwhile; the errors of a
-        recovery; EntryUnavailable if a bookie has not stored the first offset of its replacement.
+        recovery; EntryUnavailable if a bookie lacks the first offset of the replacing ledger.
         """
         for ledger in await self._engine.existing([ledger_id]):
             row = None if ledger.first_offset is None else await self._row(ledger.log)
@@ -290,8 +290,8 @@ class Orphans:
     async def _keep_place(
         self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
     ) -> None:
-        """Have bookies store the first offset of the ledger that has replaced `ledger`, and alone
-        has the records (rule 27c). Raises: EntryUnavailable, OwnedByLog.
+        """Make bookies store the first offset of the ledger that has replaced `ledger`, and now
+        alone stores its records (rule 27c). Raises: EntryUnavailable, OwnedByLog.
         """
         if row is None or ledger.first_offset is None:
             return
@@ -312,12 +312,12 @@ class Orphans:
         self._kept.add(item.ledger_id)
 
     async def delete_some(self, *, older_than_s: float) -> bool:
-        """Delete some ledgers that have been orphans for this long, or that a transaction did not
-        publish. Returns whether more may be left.
+        """Delete some ledgers that have been orphans for `older_than_s`, or that a transaction did
+        not publish. Returns whether more may be left.
 
-        A round reads a page and deletes a random ORPHANS_PER_ROUND_MAX of it. The next round begins
-        after the page. So concurrent gateways delete different orphans, and orphans that can't be
-        deleted now don't block others.
+        A round reads a page of orphans and deletes a random ORPHANS_PER_ROUND_MAX of them. The next
+        round begins after the page. So concurrent gateways delete different orphans, and orphans
+        that can't be deleted now don't block others.
         """
         began = self._after
         found = await self._store.orphans(older_than_s=older_than_s, after=began, limit=_PAGE)

@@ -41,7 +41,7 @@ from services.gateway.logs.values import STREAM_PREFIX, stream_name, stream_path
 log = logging.getLogger(__name__)
 
 DELIVERIES_MAX: Final = 64
-"""Maximum concurrent deliveries of this gateway. Each uses a connection. Chosen by judgement."""
+"""Maximum concurrent deliveries of this gateway. Each takes a connection. Chosen by judgement."""
 SLOW_DELIVERIES_MAX: Final = 64
 """Maximum concurrent deliveries to receivers whose last delivery was slow or failed. The bound is
 separate, so that slow receivers can't keep the others waiting. Chosen by judgement.
@@ -98,7 +98,7 @@ class SubscriptionService(RowService[Subscription]):
         self._drivers: dict[Key, asyncio.Task[None]] = {}
         self._pokes: dict[Key, asyncio.Event] = {}
         self._linking: dict[str, set[Key]] = {}
-        """The subscriptions that link each stream, by the stream's name. It may not exist."""
+        """The subscriptions that link each stream, by stream name. Streams may be missing."""
         self._users: dict[_StreamKey, set[Key]] = {}
         self._followers: dict[_StreamKey, asyncio.Task[None]] = {}
         self._changes: dict[str, set[asyncio.Event]] = {}
@@ -499,7 +499,7 @@ class SubscriptionService(RowService[Subscription]):
                     yield row
 
     async def _discover(self, name: str) -> None:
-        """Update all subscriptions' links to a stream to the log that has the stream's name now."""
+        """Point all subscriptions' links to a stream at the log that has the stream's name now."""
         try:
             async with self._rows_room:
                 created = (await self._reader.rows.row(name)).created_at
@@ -615,7 +615,7 @@ class SubscriptionService(RowService[Subscription]):
 
     @property
     def oldest_ms(self) -> int:
-        """The age of the oldest undelivered wake; 0 if there is none, or if this is not the owner."""
+        """The age of the oldest undelivered wake; 0 without such a wake, or on other gateways."""
         due = [row.woken_ms for row in self._known.values() if row.phase == Phase.DUE]
         return max(0, self._wall_ms() - min(due)) if due else 0
 

@@ -5,8 +5,8 @@ with due work. Some sweeps read all logs. The owner rolls by time and applies th
 owner is gone, the log's last ledger is sealed, so that its records are readable
 (docs/guides/logs.md); the retention applies to such logs too. A separate task deletes orphans,
 because there may be thousands, and logs must not wait for them. Concurrent sweeps do no harm,
-because the compare-and-swap decides. The owner of the committed offsets measures consumer lag from
-the metadata that its sweep reads.
+because only one compare-and-swap succeeds. The owner of the committed offsets measures consumer lag
+from the metadata that its sweep reads.
 """
 
 import asyncio
@@ -156,11 +156,11 @@ class Sweep:
         return due
 
     def _now_ms(self) -> int:
-        """The database's time, which also set the seal times; 0 if it must not decide deletions."""
+        """The database's time, as in seal times; 0 if this time must not decide deletions."""
         return (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
 
     async def _is_alive(self, writer: Writer | None) -> bool:
-        """Whether another process is alive. Each process is asked once per sweep."""
+        """Whether another process is alive. Each process is checked once per sweep."""
         if writer is None:
             return False
         if writer.id not in self._alive:
@@ -231,7 +231,7 @@ def _release_ms(row: LogMetadata) -> float:
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:
     """The offset below which the settings release records: whole sealed ledgers, oldest first, that
-    are too old or exceed the log's bytes. An archived log releases only archived records.
+    are too old or exceed the log's size limit. An archived log releases only archived records.
     """
     sealed = [item for item in row.items[:-1] if item.last_offset is not None]
     if row.settings.cleanup_policy == "compact":

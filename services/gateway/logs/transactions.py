@@ -108,7 +108,7 @@ class Transactions:
         try:
             done = await self._engine.appends.append_batch(ledger_id, data, expect=expect)
         except errors.QuorumLogError:
-            # If the transaction has ended, its ledgers were fenced and deleted: raise that error.
+            # If the transaction has ended, its ledgers were fenced and deleted: raise why.
             await check
             raise
         finally:
@@ -134,7 +134,7 @@ class Transactions:
             _check_names(found, ledgers)
         if found.is_open and (ledgers or overwrite):
             if overwrite:
-                # Checked before, because a rejection by the metadata service would end the owner.
+                # Checked first, because a rejection by the metadata service would end the owner.
                 check_unprotected(await self._store.get(found.log))
             try:
                 call = Publish(transaction_id, ledgers, overwrite, token)
@@ -177,7 +177,7 @@ class Transactions:
         return done
 
     def clear(self) -> None:
-        """Delete unpublished ledgers in one background task. The sweep deletes the rest."""
+        """Delete unpublished ledgers in one background task. The sweep deletes further ledgers."""
         if self._clearing is None or self._clearing.done():
             work = self._logs.orphans.delete_some(older_than_s=self._logs.times.orphan_age_s)
             self._clearing = self._logs.ownership.task(work)
