@@ -139,7 +139,7 @@ class CookieStore(RowStore):
         registered = await _get(connection, name)
         if registered.cookie.process != request.process:
             raise VersionConflict(
-                f"another process is registered as bookie {name}",
+                f"another process has registered as bookie {name}: stop this process",
                 bookie=name,
                 current=registered.model_dump(mode="json"),
             )
@@ -168,7 +168,7 @@ class CookieStore(RowStore):
         if now is not None and now["retired_at"] is not None:
             return
         if now is None or now["version"] != version:
-            raise StillNamed(f"bookie {name} has just registered: stop it first", bookie=name)
+            raise StillNamed(f"bookie {name} has just registered: stop the bookie", bookie=name)
         await _check_unused(connection, name)
         await connection.execute(
             # No ledger references the bookie, so the bookie may return with an empty directory.
@@ -216,8 +216,8 @@ async def _cluster_id(connection: Connection) -> str:
 
 async def lock_name(connection: Connection, name: str) -> None:
     """Lock a bookie's registration until the transaction ends."""
-    # Lock the name, because the row may not exist. Changes that add the bookie to a ledger wait for
-    # this lock.
+    # Lock the name, because there might be no row yet. Changes that add the bookie to a ledger wait
+    # for this lock.
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
     )

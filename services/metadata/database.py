@@ -162,7 +162,7 @@ class Database:
         begun, unless Postgres responds with an error.
         """
         if not self.is_open:
-            raise errors.MetadataUnavailable("the service is still connecting to the database")
+            raise errors.MetadataUnavailable("the database is not connected yet: retry")
         now = asyncio.get_running_loop().time()
         if deadline is None:
             deadline = now + self._deadline_s
@@ -411,7 +411,7 @@ class Database:
                     f"the database rejected the statement: {error}"
                 ) from error
             raise errors.MetadataUnavailable(
-                "the database did not respond in time, or closed the connection",
+                "the database did not respond in time, or closed the connection: retry",
                 outcome=errors.UNKNOWN,
             ) from error
         finally:

@@ -32,7 +32,7 @@ KEPT: Final = (
 async def check_name_free(connection: Connection, name: str) -> None:
     """Raise LogDeleted if forks exist of a deleted log of this name."""
     if await connection.fetchval(KEPT, name):
-        raise LogDeleted(f"the deleted log {name} has forks: delete them first", log=name)
+        raise LogDeleted(f"the deleted log {name} has forks: delete the forks first", log=name)
 
 
 async def note_source(connection: Connection, name: str, source: str | None) -> None:

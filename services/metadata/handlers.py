@@ -216,7 +216,7 @@ def _check_cookie(request: web.Request, given: Given, body: bodies.CookiePut) ->
     check_name(request, name)
     check_url(request, body.cookie.url)
     if allowed and not any(fnmatchcase(name, pattern) for pattern in allowed):
-        raise CallerRefused(f"bookie {name} may not register: add it to ALLOWED_BOOKIES")
+        raise CallerRefused(f"bookie {name} is not in ALLOWED_BOOKIES: add the name")
 
 
 @ROUTES.add(
@@ -230,7 +230,7 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     if found.stale:
         raise StillNamed("liveness is unknown while Redis is away: retry later", bookie=name)
     if found.bookies[0].state != "lost":
-        raise StillNamed(f"bookie {name} is alive: stop it first", bookie=name)
+        raise StillNamed(f"bookie {name} is alive: stop the bookie first", bookie=name)
     await parts.cookies.retire(name, version=row.version)
     await parts.liveness.forget_bookie(name)
     return web.Response(status=204)

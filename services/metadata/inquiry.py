@@ -61,7 +61,7 @@ _PAGE: Final = 2000
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """Disables aiohttp's own timers, which continue while this process is suspended."""
 
-# Two processes may run this query at once. Of two ledgers with one id, bookies reject one.
+# Two processes may run this query at once. If an id is assigned twice, bookies reject one ledger.
 _SKIP_IDS: Final = (
     "SELECT setval('ledger_ids', $1) FROM ledger_ids"
     " WHERE last_value < $1 OR (last_value = $1 AND NOT is_called)"

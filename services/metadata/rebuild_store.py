@@ -417,7 +417,8 @@ class RebuildTables:
             if known is not None and decision is not None:
                 if writes and decision.action is Action.TOMBSTONE:
                     await bury_log(self._connection, known, kept=shared)
-                    # Protect the ledgers from the sweep, because their forks may not be rebuilt yet.
+                    # Protect the ledgers from the sweep, because their forks might not be rebuilt
+                    # yet.
                     await self._connection.execute(
                         "UPDATE unnamed_ledgers SET since = 'infinity' WHERE ledger_id = ANY($1::bigint[])",
                         sorted(shared),

@@ -56,7 +56,7 @@ _ROW: Final = (
 transaction that ended in between would seem to be OPEN and without ledgers."""
 _RENEWED: Final = "now() + make_interval(secs => ttl_s)"
 _KEPT_S: Final = 7 * 24 * 3600
-"""How long ended transactions are kept (chosen by judgement). An app's last one stays for ever."""
+"""How long ended transactions are kept (by judgement). An app's last transaction stays for ever."""
 
 EXPIRED: Final = (
     "SELECT id FROM transactions WHERE state = 'OPEN' AND expires_at < now()"

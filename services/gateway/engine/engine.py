@@ -241,7 +241,7 @@ class Engine:
         return await self._ends.copied(row)
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
-        """Deletes a ledger; recovers an open one first. Raises: NoSuchLedger, OwnedByLog."""
+        """Deletes a ledger; recovers an open ledger first. Raises: NoSuchLedger, OwnedByLog."""
         row = await self._allowed(ledger_id, password)
         while True:
             if row.log is not None:

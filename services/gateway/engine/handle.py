@@ -33,7 +33,7 @@ RUN_BYTES_MAX: Final = 1 << 20
 """Maximum size of a run, the unit of group commits and reads. Larger appends are split."""
 RUN_ENTRIES_MAX: Final = 10_000
 RUNS_IN_FLIGHT: Final = 2
-"""One run is on the wire and one on the disk; more would only make runs smaller (measured)."""
+"""One run is on the wire and one on the disk; with more runs, runs would be smaller (measured)."""
 EXPLICIT_LAC_S: Final = 0.01
 """A writer that is idle for this long sends its bookies an explicit LAC, so the last appends stay
 readable even if the gateway dies. A busy writer sends the LAC with each entry."""

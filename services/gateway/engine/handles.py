@@ -172,7 +172,7 @@ class Handles:
             if last is not None and last != row.last_entry:
                 row = await self.ends.reported(row)
                 raise errors.LedgerClosed(
-                    f"another process closed the ledger at entry {row.last_entry}, not {last}",
+                    f"another process closed the ledger: its end is {row.last_entry}, not {last}",
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )

@@ -337,7 +337,7 @@ class ThrottledMetadata:
 def went_back(ledger_id: int, done: str, known: str) -> errors.DatabaseWentBack:
     """The error for a database that lacks an acknowledged change of a ledger."""
     return errors.DatabaseWentBack(
-        f"the database has lost changes: the ledger was {done}, but the database has {known}",
+        f"the ledger was {done}, but the database now has {known}: rebuild the metadata",
         ledger_id=ledger_id,
         outcome=errors.UNKNOWN,
     )

@@ -171,8 +171,8 @@ class QueueMoves(RowService[Queue]):
     async def _fitted(
         self, target: str, records: dict[int, Record]
     ) -> tuple[dict[int, Record], Offsets]:
-        """Returns the records in a form that the target log accepts, and the offsets of all others.
-        A compacted log requires keys, and allows no times to live (rules 27d and 27f).
+        """Returns the records in a form that the target log accepts, and the offsets of all other
+        records. A compacted log requires keys, and allows no times to live (rules 27d and 27f).
         """
         if not (await self._reader.rows.row(target)).settings.compacts:
             return records, NONE

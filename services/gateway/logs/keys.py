@@ -408,7 +408,7 @@ class KeyReader:
         return found, first
 
     async def _indexed(self, row: LogMetadata, item: LogItem, key: bytes) -> Sequence[int] | None:
-        """The entries of a ledger that may hold a key; None if no index can be used."""
+        """The entries of a ledger that may contain a key; None if no index can be used."""
         if item.index is None or item.last_offset is None:
             return None
         self.lookups += 1

@@ -625,7 +625,9 @@ def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
 
 
 def _replaced(ledgers: Sequence[LedgerMetadata]) -> list[int]:
-    """Ids of the ledgers that `ledgers` replaced. Rebuilt orphans may lack such ledgers."""
+    """Ids of the ledgers that `ledgers` replaced, which may be missing from a rebuilt list of
+    orphans.
+    """
     lineages = [ledger.lineage for ledger in ledgers if ledger.lineage is not None]
     return sorted({ledger_id for lineage in lineages for ledger_id, _ in lineage.replaced})
 

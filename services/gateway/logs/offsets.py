@@ -63,7 +63,7 @@ class Points:
         return len(self._points)
 
     def add(self, place: int, entry_id: int) -> None:
-        """Add a point: `place` records precede `entry_id`, which may not be written yet."""
+        """Add a point: `place` records precede `entry_id`, which might not be written yet."""
         if not self.has(place):
             bisect.insort(self._points, (place, entry_id))
         if len(self._points) > POINTS_MAX:

@@ -331,7 +331,7 @@ class QueueService(QueueMoves):
             self._seen_keys.popitem(last=False)
         seen.floor, seen.acked = taken.floor, taken.acked
         if len(seen.keys) > 2 * queues.KEYS_MAX:
-            # The keys of the first records that are not done stay, at most KEYS_MAX of them.
+            # Keep the keys of the first records that are not done, but at most KEYS_MAX keys.
             done = seen.acked
             known = seen.keys.items()
             seen.keys = {at: number for at, number in known if at >= seen.floor and at not in done}

@@ -267,8 +267,8 @@ class LogReader:
         created_at: str | None = None,
         page: Page | None = None,
     ) -> tuple[int, bool]:
-        """The log's end, and whether the log is closed there. Raises: NoSuchLog; LogReplaced if
-        another log than that of `row` or `created_at` has the name.
+        """The log's end, and whether the log is closed there. Raises: NoSuchLog; LogReplaced if the
+        name belongs to another log than `row` or `created_at`.
         """
         row = row or await self.fresh(name, created_at)
         for _ in range(TRIES_MAX):

@@ -47,8 +47,8 @@ _READ_BYTES: Final = 256 << 10
 """Maximum bytes of one read of a ledger."""
 
 _STEP_COST: Final = 256 << 10
-"""Maximum cost that is decoded at once (see `steps`), because other requests wait meanwhile: 20 ms
-for records without values (measured). A batch of 10,000 such records takes up to 100 ms."""
+"""Maximum decoding cost of one step (see `steps`), during which other requests wait: 20 ms for
+records without values (measured). A batch of 10,000 such records takes up to 100 ms."""
 
 _SPOILED_MAX: Final = 1000
 """Maximum number of logs in `_spoiled`, which is cleared when full."""
@@ -378,8 +378,8 @@ class _RewriteDriver(LogDriver):
             await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
 
     async def _swap(self, row: LogMetadata) -> LogMetadata | messages.RowChanged:
-        """Change the log's metadata. The new ledger's first offset and lineage don't change,
-        because copies of one version must not differ (rule 18f).
+        """Change the log's metadata. Unlike after a roll, the last ledger's writer gets no first
+        offset and lineage, because copies of one version must not differ (rule 18f).
         """
         rewrites = self._rewrites
         try:

@@ -236,7 +236,9 @@ class Orphans:
         return [ledger for ledger in found if not _has_records_of(row, ledger)]
 
     async def drop(self, ledger_ids: Sequence[int]) -> None:
-        """Delete those ledgers that no log or fork names. A later round retries failures."""
+        """Delete the ledgers, except ledgers that a log or fork names. A later round retries
+        failures.
+        """
         for ledger_id in ledger_ids:
             self._index.drop(ledger_id)
         unkept = set[int]()
@@ -263,7 +265,7 @@ class Orphans:
             await self._delete(ledger, row, set())
 
     async def _row(self, name: str | None) -> LogMetadata | None:
-        """The metadata of the log of this name, if there is one."""
+        """The metadata of the log with this name; None if there is no such log."""
         with contextlib.suppress(NoSuchLog):
             return None if name is None else await self._store.get(name)
         return None

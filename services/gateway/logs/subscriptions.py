@@ -44,7 +44,7 @@ DELIVERIES_MAX: Final = 64
 """Maximum concurrent deliveries of this gateway. Each takes a connection. Chosen by judgement."""
 SLOW_DELIVERIES_MAX: Final = 64
 """Maximum concurrent deliveries to receivers whose last delivery was slow or failed. The bound is
-separate, so that slow receivers can't keep the others waiting. Chosen by judgement.
+separate, so that slow receivers don't delay other receivers. Chosen by judgement.
 """
 _SLOW_S: Final = 1.0
 """A delivery that takes longer counts as slow. Chosen by judgement."""
@@ -88,7 +88,7 @@ class SubscriptionService(RowService[Subscription]):
         self._reader, self._consumers, self._list_logs = reader, consumers, list_logs
         self._send: Send | None = None
         self.deliveries = self.failures = 0
-        """This gateway's delivery attempts that succeeded, and those that failed."""
+        """The numbers of this gateway's successful and failed delivery attempts."""
         self._room = asyncio.Semaphore(DELIVERIES_MAX)
         self._slow_room = asyncio.Semaphore(SLOW_DELIVERIES_MAX)
         self._slow: set[str] = set()
@@ -119,7 +119,7 @@ class SubscriptionService(RowService[Subscription]):
     def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
         del request
         is_own = error.log == SUBSCRIPTIONS_LOG
-        return errors.NoSuchSubscription("no such subscription: create it") if is_own else error
+        return errors.NoSuchSubscription("no such subscription: create one") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
         """Do nothing, because the owner of the subscriptions itself notices deleted streams."""
