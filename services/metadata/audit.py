@@ -20,7 +20,7 @@ FOR_CLIENTS: Final = web.AppKey("for_clients", frozenset[str])
 _LOCK: Final = 0x71756F74
 """The number of an advisory lock, which no other code uses in this database."""
 _INSERT: Final = (
-    # The lock makes rows commit in the order of their numbers, so readers by number miss no row.
+    # The lock makes rows commit in the order of their numbers, so paging by number misses no row.
     "INSERT INTO audit (id, who, remote, operation, target, via)"
     f" SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::text FROM pg_advisory_xact_lock({_LOCK})"
     # Later transactions of the request must use up no numbers: trimming counts rows by number.

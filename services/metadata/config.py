@@ -26,7 +26,7 @@ class Config(ServiceSettings):
     redis_prefix: str = Field(default="quorumlog", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """prefix of all keys in Redis, which must be unique for each cluster on a Redis server"""
     connections_max: int = Field(default=10, ge=1, le=200)
-    """maximum number of connections to Postgres; more than Postgres has cores add no speed"""
+    """maximum number of connections to Postgres; connections beyond its cores add no speed"""
     database_deadline_s: float = Field(default=1.8, gt=0, le=60)
     """time limit of work on Postgres, so that clients get metadata-unavailable within 2 s"""
     redis_deadline_s: float = Field(default=0.5, gt=0, le=60)

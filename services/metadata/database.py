@@ -312,7 +312,7 @@ class Database:
 
     def _return_witnesses(self, asked: Presented | None) -> None:
         witnesses = self.memory.witnesses
-        # Return all or none, because only all witnesses together replace the presented witnesses.
+        # Return all witnesses or none, because only all of them replace the presented witnesses.
         if asked is not None and len(witnesses) <= WITNESSES_MAX:
             asked.answer = witnesses
 

@@ -291,7 +291,7 @@ _REPLACED: Final = (
     "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND lineage IS NOT NULL"
 )
-"""Selects the ledgers that the given ledgers have replaced, which no longer changes."""
+"""Selects the ledgers that the given ledgers have replaced, a list that no longer changes."""
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     f" AND ledger_id > $2 AND {forks.NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"

@@ -3,7 +3,7 @@
 Before a bookie deletes a ledger, it requests the ledger's row, and reports which changes made its
 copies of the row. If the database lacks one of these changes, the bookie keeps the ledger (rule
 18c). A change counts as lost even after an operator accepted its loss. The acceptance lets the
-cluster continue, but no ledger of the lost changes is deleted.
+cluster continue, but no ledger with a lost change is deleted.
 
 The lost history may have changed the row of every ledger that is not CLOSED. An acceptance marks
 these ledgers as unproven. Before an unproven ledger ends or is recovered, the service requests the

@@ -56,7 +56,7 @@ _LOCK: Final = 0x71756F73
 _STATEMENT_MS: Final = "60000"
 _NO_DELETIONS: Final = DeletedLogs()
 _UNWRITTEN_IDS: Final = 1000
-"""How many ids are skipped, because bookies may not know empty ledgers (chosen by judgement)."""
+"""How many ids are skipped, in case bookies lack copies of empty ledgers (by judgement)."""
 
 _IS_EMPTY: Final = (
     "SELECT NOT EXISTS (SELECT FROM ledgers) AND NOT EXISTS (SELECT FROM logs)"
@@ -417,8 +417,7 @@ class RebuildTables:
             if known is not None and decision is not None:
                 if writes and decision.action is Action.TOMBSTONE:
                     await bury_log(self._connection, known, kept=shared)
-                    # Protect the ledgers from the sweep, because their forks might not be rebuilt
-                    # yet.
+                    # Protect the ledgers from the sweep, until their forks are rebuilt, too.
                     await self._connection.execute(
                         "UPDATE unnamed_ledgers SET since = 'infinity' WHERE ledger_id = ANY($1::bigint[])",
                         sorted(shared),
@@ -479,7 +478,7 @@ class RebuildTables:
             "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(named)
         )
         await commit_placed(self._connection, row)
-        # Protect the ledgers that only the log's older row referenced from the sweep.
+        # Ledgers that only the log's older row referenced are protected from the sweep.
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'infinity' FROM ledgers"
             " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",

@@ -98,7 +98,7 @@ async def connect_to_primary(
 
 
 async def _ended(tries: "Sequence[asyncio.Task[C]]") -> None:
-    """Wait until all attempts have ended, or until `_LATE_S` after the first primary."""
+    """Wait until all attempts have ended, or for `_LATE_S` after the first primary responded."""
     pending = set(tries)
     while pending and not _connected(tries):
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -240,13 +240,13 @@ class Handles:
         self.ends.start_recovery(handle.ledger_id)
 
     def _give_place(self, ledger_id: int) -> None:
-        """Returns a ledger's share of the budget `places` when this process stops writing it."""
+        """Releases a ledger's share of the budget `places` when its handle has ended."""
         peer = self._opened_by.pop(ledger_id, None)
         if peer is not None:
             self.places.give(peer)
 
     def _queue_missed(self, handle: WriteHandle) -> None:
-        """Queues repairs of entries that bookies missed, which only this process has listed."""
+        """Queues repairs of entries that bookies missed. Only this process has the list."""
         missed = handle.machine.missed
         if missed:
             self.ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
@@ -266,8 +266,8 @@ class Handles:
 
     def ledger_ended(self, ledger_id: int) -> None:
         """Handles a notification that a ledger is no longer OPEN. If this process writes the
-        ledger, another process ended it, and the handle must end before the next append. A
-        notification proves nothing, so the metadata is read first.
+        ledger, another process has ended the ledger, and the handle must end before the next
+        append. A notification proves nothing, so the metadata is read first.
         """
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and not handle.machine.is_closing_row:

@@ -59,7 +59,7 @@ def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
 
 def with_password(row: LedgerMetadata, password: str) -> LedgerMetadata:
     """Returns the metadata with another password. `row` must contain the ledger's keys. The MAC key
-    is kept, so that existing entries verify, and wrapped by a key derived from the new password.
+    is kept, so that existing entries verify, but is wrapped by a key derived from the new password.
     """
     salt = secrets.token_bytes(SALT_BYTES)
     wrapped = b""
@@ -120,7 +120,7 @@ class Gatekeeper:
 
 
 def _note(row: LedgerMetadata, status: int, code: str = "") -> None:
-    """Audits the first use of a right password in this process, and all uses of wrong passwords."""
+    """Audits the first use of a correct password in this process, and each use of a wrong one."""
     target = f"ledgers/{row.ledger_id}"
     audit.note("openLedger", target, status, code, who=audit.WHO.get(), remote=PEER.get())
 

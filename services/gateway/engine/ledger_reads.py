@@ -134,7 +134,7 @@ class LedgerReads:
         return runs
 
     def _read_ahead(self, page: _Page, row: LedgerMetadata, final: int) -> None:
-        """Starts to read a page ahead if there is room. If this fails, the page's request retries."""
+        """Starts to read a page ahead if there is room. If this fails, the page's reader retries."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if len(self._ahead) >= _AHEAD_MAX:
@@ -233,7 +233,7 @@ class LedgerReads:
         return view, view.row.version
 
     async def _view(self, ledger_id: int, *, is_strict: bool = False) -> LedgerView:
-        """Returns the LAC and newer metadata, with `is_strict` from the primary (rule 5)."""
+        """Returns the LAC, and metadata as new as it; `is_strict`: from the primary (rule 5)."""
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None and self._rows.cached(ledger_id) is None:
             self._rows.put(handle.row)  # so that a read needs no request to the metadata service

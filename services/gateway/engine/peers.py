@@ -1,4 +1,4 @@
-"""Sends requests to the gateway that writes a ledger, which never forwards requests (rule 11).
+"""Sends requests to a ledger's writer in another gateway, which never forwards them (rule 11).
 
 Each request names the writer's instance id, which the receiver checks. The outcome of a failed
 request is `not-done` if the writer certainly did not accept the request, otherwise `unknown`.
@@ -45,7 +45,7 @@ class Peers:
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Gateway instances that are gone for ever, because another instance has their address."""
         self._hung_until: dict[str, float] = {}
-        """For each writer that timed out: the loop time until which bookies report the LAC."""
+        """For each writer that timed out: the loop time until which readers query bookies."""
 
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0

@@ -173,9 +173,9 @@ class LogManager:
     async def create(
         self, name: str, settings: LogSettings, *, idle_s: int | None = None
     ) -> tuple[LogMetadata, bool]:
-        """Create a log if there is none. Returns its metadata, whatever its settings are, and
-        whether this call created it. With `idle_s`, the log expires after that many seconds without
-        use.
+        """Create a log if there is none. Returns the log's metadata, whatever its settings are, and
+        whether this call created the log. With `idle_s`, the log expires after that many seconds
+        without use.
         """
         wanted = replace(self.draft(name, settings, idle_s=idle_s), next_offset=0)
         return self._begun(*await self._store.create(wanted))
@@ -245,7 +245,7 @@ class LogManager:
             log.warning("fork-not-kept", extra={"log": fork.name, "error": repr(error)})
 
     def now_ms(self) -> int:
-        """The database's time in milliseconds, or this machine's until the first read of metadata."""
+        """The database's time in ms, or this machine's time until the first read of metadata."""
         at_ms = self._store.database_ms()
         return self._wall_ms() if at_ms is None else at_ms
 
@@ -625,9 +625,7 @@ def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
 
 
 def _replaced(ledgers: Sequence[LedgerMetadata]) -> list[int]:
-    """Ids of the ledgers that `ledgers` replaced, which may be missing from a rebuilt list of
-    orphans.
-    """
+    """Ids of the ledgers that `ledgers` replaced. After a rebuild, `released` may lack such ids."""
     lineages = [ledger.lineage for ledger in ledgers if ledger.lineage is not None]
     return sorted({ledger_id for lineage in lineages for ledger_id, _ in lineage.replaced})
 

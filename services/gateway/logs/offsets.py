@@ -10,7 +10,7 @@ narrow later searches. If all batches have the same size, the first guess is rig
 
 `find_time` finds the first record that was appended at a time or later. Append times never decrease
 within a log (rule 26b), so the search is binary: over the ledgers by their last entries, then over
-one ledger's entries. It reads at most log2(L) + 1 + log2(N) entries, for L ledgers and N entries.
+one ledger's entries. For L ledgers of N entries, it reads at most log2(L) + 1 + log2(N) entries.
 """
 
 import asyncio
@@ -196,7 +196,7 @@ def _after(item: LogItem, end: tuple[int, BatchHead] | None) -> int:
 async def _last_of(
     item: LogItem, last_entry: LastEntry, read_head: ReadAnyHead
 ) -> tuple[int, BatchHead] | None:
-    """The last acknowledged entry of a ledger with its head; None if there is none."""
+    """The last acknowledged entry of a ledger with its head; None for an empty ledger."""
     last = await last_entry(item)
     return None if last == NO_ENTRY else (last, await read_head(item.ledger_id, last))
 

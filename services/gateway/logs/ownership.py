@@ -44,7 +44,7 @@ class LogTimes:
     probe_every_s: float = 2.0
     """Interval at which the sender of a forwarded append checks whether the owner is alive."""
     jitter_s: float = 0.3
-    """The longest pause between the two liveness checks after which an owner counts as gone."""
+    """Maximum pause between the two liveness checks; an owner that fails both counts as gone."""
     drain_s: float = 10.0
     consumer_expiry_s: float = CONSUMER_EXPIRY_S
     """A consumer is deleted after this long without use; 0: never."""

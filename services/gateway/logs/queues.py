@@ -441,8 +441,8 @@ class QueueService(QueueMoves):
     # --- metrics ---------------------------------------------------------------------------------
 
     async def sweep(self, logs: Collection[str]) -> None:
-        """If this process owns the log of queues: continue moves, measure the queues, and find
-        deleted logs. `logs`: the names of almost all logs.
+        """Continue moves, measure the queues, and find deleted logs, if this process owns the log
+        of queues. `logs`: the names of almost all logs.
         """
         await self.tick()
         if self.is_here and (self._measuring is None or self._measuring.done()):

@@ -236,9 +236,7 @@ class Orphans:
         return [ledger for ledger in found if not _has_records_of(row, ledger)]
 
     async def drop(self, ledger_ids: Sequence[int]) -> None:
-        """Delete the ledgers, except ledgers that a log or fork names. A later round retries
-        failures.
-        """
+        """Delete the ledgers that no log or fork names. A later round retries failures."""
         for ledger_id in ledger_ids:
             self._index.drop(ledger_id)
         unkept = set[int]()
@@ -274,8 +272,8 @@ class Orphans:
         self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
     ) -> None:
         """Delete a ledger. If it belonged to a log, the caller has read the ledger's metadata, then
-        the log's, and then the names of forks. So no log or fork can name the ledger again.
-        `unkept` collects ledgers whose first offsets bookies could not store.
+        the log's metadata, and then the forks' ledgers. So no log or fork can name the ledger
+        again. `unkept` collects ledgers whose first offsets bookies could not store.
         """
         ledger_id = ledger.ledger_id
         await self._keep_place(ledger, row, unkept)

@@ -156,7 +156,7 @@ class Sweep:
         return due
 
     def _now_ms(self) -> int:
-        """The database's time, as in seal times; 0 if this time must not decide deletions."""
+        """The database's time, comparable with seal times; 0 if it must not decide deletions."""
         return (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
 
     async def _is_alive(self, writer: Writer | None) -> bool:

@@ -108,7 +108,7 @@ class Transactions:
         try:
             done = await self._engine.appends.append_batch(ledger_id, data, expect=expect)
         except errors.QuorumLogError:
-            # If the transaction has ended, its ledgers were fenced and deleted: raise why.
+            # The append may have failed because the transaction has ended, which `check` reports.
             await check
             raise
         finally:
