@@ -362,7 +362,7 @@ async def _with_replaced(connection: Connection, log: LogMetadata) -> Sequence[L
 async def _check_sealed(
     connection: Connection, transaction_id: str, ledgers: Sequence[Sealed], *, must_be_empty: bool
 ) -> None:
-    """Raise InvalidRequest unless `ledgers` are the transaction's CLOSED ledgers, to their ends."""
+    """Raise InvalidRequest unless these are CLOSED ledgers of the transaction, with these ends."""
     ids = [sealed.ledger_id for sealed in ledgers]
     records = await connection.fetch(
         "SELECT l.ledger_id, l.state, (l.body ->> 'last_entry')::bigint AS last_entry"

@@ -134,7 +134,7 @@ class LedgerReads:
         return runs
 
     def _read_ahead(self, page: _Page, row: LedgerMetadata, final: int) -> None:
-        """Starts to read a page ahead if there is room. If this fails, the page's reader retries."""
+        """Reads a page ahead if there is room. If the read fails, the page's reader retries."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if len(self._ahead) >= _AHEAD_MAX:

@@ -206,7 +206,7 @@ class LogReader:
                 return await self._find(name, ms, row)
 
     async def _find(self, name: str, ms: int, row: LogMetadata) -> tuple[int, LogMetadata]:
-        """The first offset of a record from `ms` or later, else the end. Raises: EntryUnavailable."""
+        """The offset of the first record since `ms`, else the end. Raises: EntryUnavailable."""
 
         async def last_entry(item: LogItem) -> int:
             view = await self.view(name, item)
