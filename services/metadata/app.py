@@ -39,7 +39,8 @@ ROUTES: Final = (*handlers.ROUTES, *operator_handlers.ROUTES)
 _WATCH_S: Final = 1.0
 _LEASE: Final = "transactions"
 _EXPIRED_AT_ONCE: Final = 100
-"""Maximum transactions that one round of expiry aborts. Each may have thousands of ledgers."""
+"""Maximum transactions that one round of expiry aborts. Each transaction may have thousands of
+ledgers."""
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
 _LOCKED_RETRY_S: Final = 5.0

@@ -30,7 +30,7 @@ KEPT: Final = (
 
 
 async def check_name_free(connection: Connection, name: str) -> None:
-    """Raise LogDeleted if forks exist of a deleted log of this name."""
+    """Raise LogDeleted if a deleted log of this name has forks."""
     if await connection.fetchval(KEPT, name):
         raise LogDeleted(f"the deleted log {name} has forks: delete the forks first", log=name)
 

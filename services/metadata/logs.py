@@ -286,7 +286,7 @@ _WHOLE: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
     " AND NOT coalesce((body ->> 'may_lack_entries')::boolean, false)"
 )
-"""Selects ledgers that a rewrite may replace. In other ledgers, it would hide lost entries."""
+"""Selects ledgers that a rewrite may replace without hiding lost entries."""
 _REPLACED: Final = (
     "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND lineage IS NOT NULL"

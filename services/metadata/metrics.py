@@ -56,7 +56,9 @@ class MetadataMetrics(Collector):
         )
 
     async def run(self) -> None:
-        """Update the cluster's gauges in an endless loop. They keep their values during outages."""
+        """Update the cluster's gauges in an endless loop. The gauges keep their values during
+        outages.
+        """
         while True:
             with contextlib.suppress(QuorumLogError):
                 await self._update()

@@ -53,8 +53,8 @@ async def migrate(connection: Connection, *, contract_through: int = 0) -> Migra
     """Apply missing migrations in one transaction. A contracting migration waits until
     `contract_through` reaches its number, because older processes may still be running.
 
-    Several services may start at once. An advisory lock makes all but one wait. Witnesses are not
-    checked (rule 18a), because a migration does not change the meaning of rows.
+    Several services may start at once. An advisory lock makes all services but one wait. Witnesses
+    are not checked (rule 18a), because a migration does not change the meaning of rows.
     Raises: TablesTooNew; LockNotAvailableError while another session has locked a table.
     """
     async with connection.transaction():

@@ -35,7 +35,7 @@ class KeyFileUnusable(ValueError):
 
 
 class KeyRing:
-    """The keys of KEY_FILE. The first encrypts, all keys decrypt. Without keys, rows stay plain."""
+    """Keys of KEY_FILE. The first key encrypts, all keys decrypt. Without keys, rows are plain."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         """Each of the `keys` has 32 bytes."""
@@ -57,7 +57,7 @@ class KeyRing:
         return orjson.dumps(fields).decode()
 
     def opened(self, ledger_id: int, body: str) -> str:
-        """Decrypt the keys in a stored row's JSON. Raises: MetadataUnavailable if that fails."""
+        """Decrypt the keys in a stored row's JSON. Raises: MetadataUnavailable on failure."""
         if '": "sealed:' not in body:
             return body
         fields = orjson.loads(body)

@@ -257,7 +257,7 @@ class Appends:
         password: str | None = None,
         expect: int | None = None,
     ) -> EntriesAppended:
-        """Appends payloads as contiguous entries. Returns when all of them are acknowledged."""
+        """Appends payloads as contiguous entries. Returns when all entries are acknowledged."""
         handle = self._handles.by_ledger.get(ledger_id)
         row = await self._row(ledger_id) if handle is None else handle.row
         if row.log is not None:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 """The pause after a failed move. Chosen by judgement."""
 _MOVES_AT_ONCE: Final = 16
-"""Maximum moves of a queue in one round, in each direction. Waiting moves can still grow."""
+"""Maximum moves of a queue in one round, in each direction. Dead letters can join waiting moves."""
 _MOVE_BYTES: Final = 1 << 20
 """Maximum bytes of a move's append, unless the append has a single record."""
 _MOVE_READS: Final = 8

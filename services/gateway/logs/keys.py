@@ -384,8 +384,8 @@ class KeyReader:
         is_indexed: bool = False,
     ) -> tuple[StoredBatch | None, int]:
         """Look for the newest record in the entries before `after`. Unless the ledger has an index,
-        remember the hashes of their keys. Returns the record, and the lowest decoded entry. Raises:
-        KeyScanLimit.
+        remember the hashes of the entries' keys. Returns the record, and the lowest decoded entry.
+        Raises: KeyScanLimit.
         """
         found, first, place, left = None, after, 0, search.work.left
         hashes: set[int] = set()

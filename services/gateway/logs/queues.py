@@ -268,7 +268,9 @@ class QueueService(QueueMoves):
                 return
 
     def _wake_here(self, key: Key) -> None:
-        """Wake a claim after this gateway changed a queue. At the owner, `_changed` wakes it."""
+        """Wake a claim after this gateway changed a queue. At the owner, `_changed` wakes the
+        claim.
+        """
         if not self.is_here:
             self._wake(key)
 

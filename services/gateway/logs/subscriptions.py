@@ -453,7 +453,7 @@ class SubscriptionService(RowService[Subscription]):
                 for key in self._users.get(stream, ()):
                     self._poke(key)
             if is_closed or not _is_written(row):
-                # The stream grows only after a metadata change. It or a gap sets `changed`.
+                # Only a metadata change lets the stream grow. The change, or a gap, sets `changed`.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_ALL_S * random.uniform(0.5, 1.0)):  # noqa: S311
                         await changed.wait()
