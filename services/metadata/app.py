@@ -39,8 +39,7 @@ ROUTES: Final = (*handlers.ROUTES, *operator_handlers.ROUTES)
 _WATCH_S: Final = 1.0
 _LEASE: Final = "transactions"
 _EXPIRED_AT_ONCE: Final = 100
-"""Maximum transactions that one round of expiry aborts. Each transaction may have thousands of
-ledgers."""
+"""Maximum transactions that a round of expiry aborts: each may have thousands of ledgers."""
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
 _LOCKED_RETRY_S: Final = 5.0

@@ -40,8 +40,7 @@ T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 
 _REMEMBERED_MAX: Final = 10_000
-"""Maximum heartbeats that a process keeps for outages of Redis. The oldest heartbeats are dropped
-first."""
+"""Maximum heartbeats that a process keeps for outages of Redis. Older heartbeats are dropped."""
 _CONNECTIONS_MAX: Final = 16
 _SINCE_MS: Final = 10 * 365 * 24 * 3600 * 1000
 """Time to live of a key that is as old as Redis' records of liveness. The key's age is this value

@@ -57,9 +57,7 @@ class Memory:
 
     @property
     def witnesses(self) -> tuple[str, ...]:
-        """Witnesses for clients to keep. These witnesses cover all changes that are known to this
-        process.
-        """
+        """Witnesses for clients to keep, which cover all changes that are known to this process."""
         return tuple(witness_of(self.cluster_id, token) for token in self._held)
 
     def note_committed(self, token: str, seen: Iterable[str]) -> None:

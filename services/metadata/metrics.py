@@ -56,9 +56,7 @@ class MetadataMetrics(Collector):
         )
 
     async def run(self) -> None:
-        """Update the cluster's gauges in an endless loop. The gauges keep their values during
-        outages.
-        """
+        """Update the cluster's gauges in an endless loop. During outages, they don't change."""
         while True:
             with contextlib.suppress(QuorumLogError):
                 await self._update()

@@ -268,9 +268,7 @@ class QueueService(QueueMoves):
                 return
 
     def _wake_here(self, key: Key) -> None:
-        """Wake a claim after this gateway changed a queue. At the owner, `_changed` wakes the
-        claim.
-        """
+        """Wake a claim after this gateway changed a queue. At the owner, `_changed` does so."""
         if not self.is_here:
             self._wake(key)
 

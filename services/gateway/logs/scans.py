@@ -117,8 +117,7 @@ class Scans:
         return self._locks.setdefault(ledger_id, asyncio.Lock())
 
     def below(self, ledger_id: int, entry_id: int) -> Piece | None:
-        """The last piece of a ledger that begins below an entry. The piece may end above the entry.
-        """
+        """The last piece of a ledger that begins below an entry. The piece may end above it."""
         pieces = self._ledgers.get(ledger_id)
         if pieces is None:
             return None
