@@ -191,7 +191,7 @@ class Creations:
         self._handles.rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self._handles.writer.id
         # A client's retry gets the metadata of the first request's ledger, which may have a handle
-        # already. Another process may have ended the ledger before the retry.
+        # already. Another process may have ended the ledger before this response.
         is_new = row.ledger_id not in self._handles.by_ledger and row.state is State.OPEN
         if is_ours and row.ledger_key == ledger_key and is_new:
             self._handles.open(row, peer)
