@@ -65,8 +65,7 @@ class HandleOwner(Protocol):
         """Called when the handle has failed before it received the ledger's end."""
 
     def recovery_wanted(self, handle: "WriteHandle") -> None:
-        """Called when this process must recover the ledger because another process does (rule 10).
-        """
+        """Called when this process must recover the ledger, as another process does (rule 10)."""
 
 
 @dataclass(slots=True)
