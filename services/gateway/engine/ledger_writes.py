@@ -81,8 +81,8 @@ class Placing:
     def too_few(self, needed: int) -> errors.NotEnoughBookies:
         """The error for a creation that found too few bookies."""
         return errors.NotEnoughBookies(
-            f"the ledger needs {needed} bookies that accept entries, so start more bookies "
-            f"({self.directory.census()})"
+            f"the ledger needs {needed} bookies that accept entries, and the cluster now has "
+            f"{self.directory.census()}: start more bookies"
         )
 
     def _is_narrow(self, quorum: Quorum, members: tuple[str, ...]) -> bool:

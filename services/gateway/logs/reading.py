@@ -332,7 +332,7 @@ class LogReader:
                 continue
             if before < row.first_offset:
                 raise errors.OffsetTruncated(
-                    f"offset {before} was dropped: the log now begins at offset {row.first_offset}",
+                    f"offset {before} was dropped: the log begins at offset {row.first_offset}",
                     log=row.name,
                     first_offset=row.first_offset,
                 )
