@@ -7,7 +7,7 @@ package may import `errors`, CRC32C, and standard modules without side effects (
 | module | contents |
 |---|---|
 | `ids` `quorum` `metadata` `record` | members, write sets, a ledger's metadata, entries as bytes |
-| `writer` `window` `slots` | appends: runs confirmed in order, ensemble changes, the close |
+| `writer` `window` `slots` | appends: confirms runs in order, changes ensembles, closes ledgers |
 | `recovery` `tally` | closes a ledger whose writer is gone |
 | `reader` | reads ranges of confirmed entries from the bookies that have them |
 | `repair` | copies to one member of a closed fragment the entries that the member lacks |

@@ -1,4 +1,4 @@
-"""Hashed (`sealed`) access keys: salt and digest of an access key instead of the key (rule 18d).
+"""Hashed (`sealed`) access keys, which contain a key's salt and digest, not the key (rule 18d).
 
 An access key is derived from a password and a salt; comparing digests verifies the password.
 Bookies' copies of metadata hold only hashed keys, so that a copy gives no access.
@@ -13,7 +13,7 @@ SALT_BYTES: Final = 16
 
 _SEALED: Final = b"sha256"
 _SEALED_BYTES: Final = len(_SEALED) + SALT_BYTES + 32
-"""Longer than a plain access key, which is a salt and 32 bytes."""
+"""The size of a hashed access key. A plain access key is shorter: a salt and 32 bytes."""
 
 
 def sealed(salt: bytes, digest: bytes) -> bytes:
@@ -42,7 +42,7 @@ def sealed_of(access_key: bytes) -> bytes:
 
 
 def is_same(known: bytes, access_key: bytes) -> bool:
-    """Whether `known`, derived from a password, matches a plain or hashed access key."""
+    """Whether the plain key `known` of a password matches a plain or hashed access key."""
     if is_sealed(access_key):
         return hmac.compare_digest(sealed_of(known), access_key)
     return hmac.compare_digest(known, access_key)

@@ -102,7 +102,7 @@ class EncodedRecords:
     marks: int = 0
 
     def with_ttl(self, ttl_s: int) -> "EncodedRecords":
-        """A copy with this time to live for each record. No record may have one yet."""
+        """A copy with this time to live for each record. No record may have a time to live yet."""
         assert not self.marks, "the records already have times to live"
         ttls = struct.pack(">I", ttl_s) * self.count
         return replace(self, columns=ttls + self.columns, marks=_HAS_TTLS)
@@ -301,7 +301,7 @@ class Columns:
         return ((numbers[begin], numbers[end - 1] + 1) for begin, end in _runs(indexes))
 
     def part(self, skip: int, count: int) -> "Columns":
-        """Copy `count` records after the first `skip` to a batch without a producer and a stream
+        """Copy `count` records after the first `skip` to a batch without a producer or stream
         sequence. The copied records must have consecutive offsets.
         """
         flags, parts = self._copied(((skip, skip + count),))
@@ -312,8 +312,8 @@ class Columns:
 
     def thinned(self, head: BatchHead, kept: Sequence[int], gap: int) -> bytes:
         """Encode only the records with the numbers `kept` for another ledger, with the fields of
-        `head` (rule 27d). The new batch also covers the `gap` offsets before this batch. It has no
-        producer, because some of the producer's records are missing.
+        `head` (rule 27d). The new batch also covers the `gap` offsets before this batch. The new
+        batch has no producer, because some of the producer's records are missing.
         """
         flags, parts = self._copied([*self.runs(kept)])
         indexes = [gap + self.indexes[number] for number in kept]

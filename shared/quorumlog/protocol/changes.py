@@ -49,14 +49,14 @@ Row = LedgerMetadata | LogMetadata
 
 
 def is_made_from(old: Row, new: Row) -> bool:
-    """Whether the compare-and-swap to `new` was derived from `old`. Version numbers alone don't
-    suffice, because metadata of another history may have the same number (rule 18a).
+    """Whether a client made the changed metadata `new` from `old`. Equal version numbers alone
+    don't prove this, because metadata of another history may have the same number (rule 18a).
     """
     return is_row(old, version=new.version, attempt=new.attempt)
 
 
 def is_row(row: Row, *, version: int, attempt: str) -> bool:
-    """Whether `row` is this version, made by the change `attempt`; an empty token matches any."""
+    """Whether `row` has this version and attempt token. An empty token matches every token."""
     return row.version == version and ("" in (row.attempt, attempt) or row.attempt == attempt)
 
 
@@ -182,8 +182,9 @@ def _named(row: LedgerMetadata) -> list[set[str]]:
 
 
 def added_members(old: LedgerMetadata | None, new: LedgerMetadata) -> set[str]:
-    """The members that a change adds to a fragment or a repair, even if other fragments name them.
-    They must be registered incarnations (rule 15b). `old` is None for a new ledger.
+    """The members that a change adds to a fragment or a repair, including members that other
+    fragments already contain. Added members must be registered incarnations (rule 15b). `old` is
+    None for a new ledger.
     """
     if old is None:
         return set(new.all_members)
@@ -211,7 +212,8 @@ def check_members(
         for name, one in sorted(present.items())
     )
     raise StaleMember(
-        f"not registered: {', '.join(sorted(stale))}; registered: {known}. Choose registered bookies",
+        f"unregistered members {', '.join(sorted(stale))}; registered: {known}."
+        " Choose registered bookies",
         ledger_id=ledger_id,
         present=present,
         is_final=all(member_incarnation(one) < (present[member_name(one)] or 0) for one in stale),
@@ -279,8 +281,9 @@ def check_log(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ..
 
 
 def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ...]]:
-    """The items of `old` that each new ledger of `new` replaces (rule 27c). Raises: InvalidRequest,
-    unless they are adjacent sealed ledgers with the same offsets, and no takeover replays them.
+    """The items of `old` that each new ledger of `new` replaces (rule 27c). Raises InvalidRequest
+    unless the replaced items are adjacent sealed ledgers with the new ledger's offsets, and no
+    takeover replays them.
     """
     known_end, found = old.known_end, dict[int, tuple[LogItem, ...]]()
     before = {item.ledger_id for item in old.items}

@@ -7,10 +7,12 @@ last trusted time plus the monotonic time since, and with its own machine's cloc
 from typing import Final
 
 CLOCK_DIFFERENCE_S: Final = 60.0
-"""Largest difference between agreeing clocks, as answers take time. Chosen by judgement."""
+"""The largest difference between two clocks that count as equal, because answers take time to
+arrive. Chosen by judgement."""
 
 STEADY_S: Final = 600.0
-"""Time for which a clock that jumped must run steadily to be trusted. Chosen by judgement."""
+"""The time for which a clock that jumped must run steadily before it is trusted again. Chosen by
+judgement."""
 
 
 class DatabaseClock:
@@ -24,11 +26,12 @@ class DatabaseClock:
         """Start without a time from the database: nothing may be deleted by age yet."""
         self._difference_ms = difference_s * 1000
         self._trusted_ms: float | None = None
-        """Database time minus monotonic time, by the last trusted answer."""
+        """Database time minus monotonic time in the last trusted answer."""
         self._heard_ms: float | None = None
-        """Database time minus monotonic time, by the last answer."""
+        """Database time minus monotonic time in the last answer."""
         self._since_s = 0.0
-        """Monotonic time since when answers agree with each other, but are not trusted."""
+        """The monotonic time of the first of the answers that agree with each other but are not
+        trusted."""
         self.doubt = "the database's clock has not been read yet"
         """The reason why nothing may be deleted by age; empty if such deletions are allowed."""
 

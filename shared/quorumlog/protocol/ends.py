@@ -37,8 +37,8 @@ class RowSpread(Keyed):
     The machine waits only for members of the last fragment, until each write set has an ack quorum
     with a copy, because the copy is then as safe as an entry. It does not wait for members that are
     known to be down, and waits for no bookie longer than for an add. If too few members have a copy
-    of an end, other bookies get a copy. A rebuild asks all bookies, so Qa copies on any bookies
-    keep an end. Autorecovery's check sends missing copies again.
+    of an end, other bookies get a copy. A rebuild reads the copies of all bookies, so it finds an
+    end of which any Qa bookies have a copy. Autorecovery's check sends missing copies again.
     """
 
     row: LedgerMetadata
@@ -47,7 +47,8 @@ class RowSpread(Keyed):
     """The number of copies that bookies confirmed, including bookies that are not members."""
     _awaited: frozenset[str] = frozenset()
     _lacking: int = field(init=False)
-    """The number of members of the last fragment that still need a copy; Qw - Qa may lack one."""
+    """How many more members of the last fragment must get a copy. Qw - Qa members may lack a
+    copy."""
 
     def __post_init__(self) -> None:
         quorum = self.row.quorum
@@ -117,9 +118,10 @@ def end_after(reported: LedgerMetadata, copies: int, found: LedgerMetadata) -> E
 
 @dataclass(slots=True, eq=False)
 class LacByCoverage(Keyed):
-    """Finds the highest LAC known to a covering set of the last fragment's bookies, or the entry
-    before that fragment if it is higher. No process has reported a higher LAC, because an ack
-    quorum stores each reported LAC, and every covering set includes a bookie of that ack quorum.
+    """Finds the highest LAC that a covering set of the last fragment's bookies returns, or the
+    entry before that fragment if that entry is higher. No process has reported a higher LAC,
+    because an ack quorum stores each reported LAC, and every covering set includes a bookie of that
+    ack quorum.
     """
 
     row: LedgerMetadata

@@ -1,9 +1,10 @@
 """Expiry of unused logs: a keeper's memory of last uses, and other processes' reports (ADR 40).
 
-The expiry keeper of a log is one gateway. It decides whether the log has expired, by the time that
-the gateway was awake since the last use. Before a process serves an access, it reports the access,
-unless its previous report is within the slack. So the last known use may precede the last access by
-the slack, and the keeper adds the slack to the log's time to live. A log without a known last use
+The expiry keeper of a log is one gateway. A keeper's *term* is the id of its appointment for one
+log. The keeper decides whether the log has expired, from the time that its process was awake since
+the last use. Before a process serves an access, it reports the access to the keeper, unless its
+previous report is younger than the slack. So the last known use may precede the last access by the
+slack, and the keeper adds the slack to the log's time to live. A log without a known last use
 counts as used now.
 
 Invariant: once a keeper has found a log expired, the log stays expired for that keeper until the
@@ -25,7 +26,9 @@ def slack_s(idle_s: int) -> float:
 
 
 class Kept:
-    """A keeper's memory of the last use of each log, by the keeper's term, in seconds awake."""
+    """A keeper's memory of the last use of each log, by the keeper's term, in seconds of time
+    awake.
+    """
 
     def __init__(self) -> None:
         """Start with an empty memory."""
@@ -64,7 +67,8 @@ class Kept:
             self._gone.popitem(last=False)
 
     def forget(self, terms: Collection[str]) -> None:
-        """Forget logs that are gone or have other keepers, and that no deletion is waiting for."""
+        """Forget logs that no longer exist or have another keeper. None of them is being deleted.
+        """
         for term in terms:
             self._used_s.pop(term, None)
             self._expired.discard(term)
@@ -86,7 +90,7 @@ class Reported:
         return reported_s is None or now_s - reported_s >= slack_s(idle_s)
 
     def note(self, term: str, asked_s: float) -> None:
-        """Record that the keeper accepted, before its deadline, the report sent at `asked_s`."""
+        """Record that the keeper accepted in time the report that was sent at `asked_s`."""
         self._reported_s[term] = asked_s
         self._reported_s.move_to_end(term)
         if len(self._reported_s) > TERMS_MAX:

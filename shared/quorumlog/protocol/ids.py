@@ -15,8 +15,8 @@ NO_LEDGER: Final = -1
 
 ASSIGNED_ID_END: Final = 2**52
 """The first ledger id that callers may choose. The metadata service assigns lower ids, counting up
-from 1. So the highest lower id on any bookie is an assigned one, and a database that was restored
-from a backup assigns only higher ids (rule 17).
+from 1. The highest id below this bound on any bookie is therefore an assigned id. After a restore
+from a backup, the database assigns only higher ids (rule 17).
 """
 
 KEY_BYTES: Final = 32

@@ -1,4 +1,4 @@
-"""`copy` and `key` of state machines, generated once for each class from the class's fields.
+"""Generates the methods `copy` and `key` of state machines, once for each class, from its fields.
 
 The explorer treats machines with equal keys as one state, so a key that lacks a field would hide
 states. A new field is therefore part of the key, unless its annotation gives a reason to leave it
@@ -104,7 +104,8 @@ def left_out(hint: Any) -> str | None:
 
 
 def _way(hint: Any) -> _Way | None:
-    """The functions that copy and key a field of this type; None if its values are immutable."""
+    """The copy and key functions for a field of this type; None if the type's values are immutable.
+    """
     if get_origin(hint) is Annotated:
         return _PART if IsKeyed in hint.__metadata__ else _way(hint.__origin__)
     origin, args = get_origin(hint), get_args(hint)

@@ -1,4 +1,4 @@
-"""Computes the entries that a bookie should store, and those that it lacks (rule 15).
+"""Computes the entries that a bookie should store, and the entries that it lacks (rule 15).
 
 A new incarnation of a bookie stays in limbo for a ledger while it lacks entries of the ledger. The
 bookie and the simulator call these pure functions.
@@ -51,8 +51,8 @@ def expected(row: LedgerMetadata, me: str) -> Iterator[tuple[int, int, int]]:
 
 def lacking(row: LedgerMetadata, position: int, first: int, last: int, held: Ranges) -> Ranges:
     """The entries of first..last that a position should store, but that `held` lacks. The ledger
-    stays in limbo while it lacks entries (I27). Entries that were accepted as lost don't count
-    (rule 31).
+    stays in limbo at the bookie while such entries exist (I27). Entries that were accepted as lost
+    don't count (rule 31).
     """
     gaps = tuple(part for gap in complement(held, first, last) for part in row.kept(*gap))
     if row.quorum.write_quorum == row.quorum.ensemble_size:

@@ -2,8 +2,8 @@
 
 An entry is proven lost if every bookie that could have the entry has denied it (rule 31). A
 bookie's answer counts for all its incarnations, because it is about the bookie's disk. Silence and
-unreadable copies prove nothing (X15), so only an operator may declare such a member lost for ever
-(rule 14).
+unreadable copies prove nothing (X15). So only an operator may declare a silent member, or a member
+with unreadable copies, lost for ever (rule 14).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,8 +51,8 @@ class Answers:
         return f"entries {self.first} to {self.last} ({said})"
 
     def is_lost(self, declared: Iterable[str] = ()) -> bool:
-        """Whether no member can serve these entries. Each must have denied them, or be declared
-        lost for ever (in `declared`) without having reported that it holds them.
+        """Whether no member can serve these entries. Each member must have denied the entries, or
+        be declared lost for ever (in `declared`) and not have reported that it holds the entries.
         """
         return all(
             word is Word.ABSENT or (word is not Word.HELD and member in declared)
@@ -73,7 +73,7 @@ def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
 def answers(
     row: LedgerMetadata, ids: Iterable[int], reported: Mapping[str, Holding | None]
 ) -> Iterator[Answers]:
-    """The answers about ascending ids, with adjacent entries of equal answers joined to ranges."""
+    """The answers about ascending ids; adjacent entries with equal answers form ranges."""
     found: Answers | None = None
     for entry_id in ids:
         words = []

@@ -155,8 +155,8 @@ class ReadMetadata:
 
 @dataclass(frozen=True, slots=True)
 class FindBookies:
-    """Ask for live writable bookies that can join the members in `ensemble`, which stay. Bookies in
-    `exclude` are left out, and the best come first. Answered by BookiesFound.
+    """Ask for live writable bookies that can join the remaining members in `ensemble`. Bookies in
+    `exclude` are left out, and the best bookies come first. Answered by BookiesFound.
     """
 
     attempt: int

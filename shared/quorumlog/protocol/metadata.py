@@ -87,7 +87,7 @@ class Writer:
 
     @property
     def url_inside(self) -> str:
-        """The URL by which other processes of the cluster reach this one."""
+        """The URL by which other processes of the cluster reach this process."""
         return self.internal_url or self.url
 
 
@@ -105,11 +105,13 @@ PREDECESSORS_KEPT = 4
 """Number of predecessors in a lineage, so that a rebuild can bridge up to 3 missing ledgers."""
 
 SHARED_KEPT = 64
-"""Maximum shared ledgers in a fork's lineage: 16 GiB with default limits. Chosen by judgement."""
+"""Maximum shared ledgers in a fork's lineage, which have 16 GiB with default limits. Chosen by
+judgement."""
 
 
 REPLACED_MAX = 1000
-"""Maximum ledgers that one ledger replaces; its copies name all (rule 27c). By judgement."""
+"""Maximum ledgers that one ledger replaces. Each copy of its metadata lists all of them (rule 27c).
+Chosen by judgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,8 @@ class Lineage:
     writer_token: Number = 0
     """The log's writer token; 0 if the log was never opened for one writer (rule 22a)."""
     replaced: Annotated[tuple[tuple[LedgerId, EntryId], ...], Bounds(max_length=REPLACED_MAX)] = ()
-    """Id and first offset of each ledger that a rewritten ledger replaced, directly or indirectly,
-    ascending (rule 27c)."""
+    """For a ledger made by a rewrite, the id and first offset of each ledger that it replaced,
+    directly or indirectly, ascending (rule 27c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ class LedgerMetadata(Value):
     access_key: Key = b""
     """The key derived from the password (rule 30); empty if the ledger has no password."""
     wrapped_mac_key: Key = b""
-    """The MAC key, encrypted under a key that only the password gives. Set after a change of the
+    """The MAC key, encrypted with a key derived from the password. Set after a change of the
     password, because the MAC key can't be derived from the new password."""
     custom: Pairs = ()
     log: LogName | None = None
@@ -278,16 +280,17 @@ class LedgerMetadata(Value):
         """Return metadata for the copies that inform members of a deletion (rule 18e).
 
         `attempt`: the deletion's token; empty if the store has no tokens. With OF_LOG, the version
-        stays: the next version is that of the tombstone's copy, which members must still accept.
+        stays the same, because the tombstone's copy has the next version, and members must still
+        accept that copy later.
         """
         version = self.version if deletion is Deletion.OF_LOG else self.version + 1
         return replace(self, version=version, attempt=attempt, deletion=deletion)
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
-        """Return metadata with a new last fragment, after an ensemble change. The fragment replaces
-        the previous one if both begin at the same entry.
+        """Return metadata with a new last fragment, after an ensemble change. The new fragment
+        replaces the previous fragment if both begin at the same entry.
 
-        Raises: ValueError if the fragment would begin below the last one (I22, X2).
+        Raises: ValueError if the fragment would begin below the last fragment (I22, X2).
         """
         last = self.last_fragment
         if first_entry < last.first_entry:
@@ -329,7 +332,10 @@ class LedgerMetadata(Value):
                 yield repair
 
     def with_leaving_released(self, first_entry: int, target: str) -> "LedgerMetadata":
-        """Return metadata that releases the members kept until `target` has a copy (rule 20b)."""
+        """Return metadata without the repair of this fragment to `target`. The members that the
+        repair kept may then drop the ledger, because `target` has a copy of the metadata (rule
+        20b).
+        """
         repairs = tuple(
             r for r in self.repairs if (r.first_entry, r.target) != (first_entry, target)
         )

@@ -7,9 +7,9 @@
 
 An append succeeds only if the log still ends where this store has read its end. So a store that was
 overtaken, because it hung or lost the log, decides nothing. An append of unknown outcome does no
-harm: the next append fails if the earlier one succeeded, and prevents it otherwise. If a store was
-overtaken and its process does not own the log, the store hands all requests back (rule 32), because
-the owner may have decided other copies of these requests.
+harm: if it succeeded, the next append fails; if not, the next append prevents it from succeeding
+later. If a store was overtaken and its process does not own the log, the store hands all requests
+back (rule 32), because the owner may have decided other copies of these requests.
 
 The store waits for one append, read or pause at a time. It answers requests only after an
 acknowledged append, so no answer depends on memory alone.
@@ -32,14 +32,16 @@ _SLACK: Final = 10_000
 _TRUNCATE_EVERY: Final = 1000
 """Number of unneeded records after which the log is truncated. Only whole ledgers are dropped."""
 _KEPT_RECORDS: Final = 10_000
-"""Number of newest records that stay in the log for their tokens (rule 32). By judgement."""
+"""Number of newest records that stay in the log, because their tokens identify retries (rule 32).
+Chosen by judgement."""
 _SLACK_CHARS: Final = 64 << 20
 """Characters that the log may have beyond four times the characters of the current rows. Matters
 only for large rows, such as rows of queues."""
 _TRUNCATE_CHARS: Final = 16 << 20
 """Characters of new rows after which the log is truncated, even if few records are unneeded."""
 _KEPT_CHARS: Final = 64 << 20
-"""Maximum characters of records that stay in the log for their tokens. Chosen by judgement."""
+"""Maximum characters of the records that stay in the log because of their tokens. Chosen by
+judgement."""
 _TRIES: Final = 20
 """Maximum tries to decide a request. A try fails if another gateway appends first."""
 
@@ -132,7 +134,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Truncate the log below `before`, where no record is needed. Not answered."""
+    """Truncate the log below `before`, because no record there is needed. Not answered."""
 
     before: int
 
@@ -263,7 +265,7 @@ class OffsetStore:
             if waiting.tries < _TRIES:
                 self._queue.appendleft(waiting)
             else:
-                busy = EntryUnavailable("other gateways kept changing the same log: retry")
+                busy = EntryUnavailable("other gateways kept changing the log of these rows: retry")
                 self._out.append(Reported(waiting.key, busy))
         self._decided = []
         self._has_read = False

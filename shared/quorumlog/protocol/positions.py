@@ -7,7 +7,7 @@ Invariants (checked by the simulation in tests/model/positions):
   - only a reset, which raises the token, moves a committed offset back;
   - a commit with a token counts only while no higher token was granted, whatever any clock says;
   - a held lease is granted to another holder only after the owner was awake for a whole lease
-    without a request of the lease's holder.
+    without a request from the lease's holder.
 """
 
 from collections import Counter
@@ -35,8 +35,8 @@ CALLER_CONSUMERS_MAX: Final = 20_000
 """Maximum consumers created by one caller, if tokens are required. Chosen by judgement."""
 
 USE_STEP_MS: Final = 86_400_000
-"""A use without another change is stored if the stored time of use is off by more than this step,
-or by more than a quarter of the expiry time."""
+"""A request that changes nothing but the time of use is stored only if the stored time is off by
+more than this step, or by more than a quarter of the expiry time."""
 
 GRACE_S: Final = 3600.0
 """Time for which no consumer expires after the offset store has read the log, so that users can
@@ -135,7 +135,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Set the committed offset, in the current log of the name. Ends and fences the lease."""
+    """Set the committed offset, and bind the consumer to the current log of this name. Ends the
+    lease and makes its fencing token invalid.
+    """
 
     log: str
     consumer: str
@@ -238,7 +240,7 @@ class Draft(RowDraft[Position]):
         self._state, self._wall_ms = state, wall_ms
         self._database_ms, self._expiry_ms = database_ms, expiry_ms
         self._more: Counter[str] = Counter()
-        """Created minus deleted consumers of this batch, in all and by log and caller."""
+        """Created minus deleted consumers of this batch: in total, by log and by caller."""
 
     def _perform(self, request: _OfOne) -> Answer:
         match request:
@@ -316,7 +318,7 @@ class Draft(RowDraft[Position]):
         self._check_version(row, request.version)
         if request.offset < row.offset:
             raise PositionBehind(
-                f"{request.offset} is below the committed offset {row.offset}: reset the consumer",
+                f"offset {request.offset} is below the committed {row.offset}: reset the consumer",
                 log=row.log,
                 consumer=row.consumer,
                 offset=row.offset,
@@ -406,7 +408,7 @@ class Draft(RowDraft[Position]):
         if row.holder and self._now_s < until_s:
             left_ms = max(1, round((until_s - self._now_s) * 1000))
             raise LeaseHeld(
-                f"{row.holder} holds the lease for {left_ms} ms, unless renewed: retry later",
+                f"{row.holder} holds the lease for {left_ms} ms, or longer if renewed: retry later",
                 log=row.log,
                 consumer=row.consumer,
                 holder=row.holder,

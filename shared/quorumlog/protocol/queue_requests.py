@@ -10,7 +10,7 @@ from quorumlog.protocol.rows import FreeLog, List
 
 @dataclass(frozen=True, slots=True)
 class PutQueue:
-    """Create a queue, or change its settings. Replaces a queue of a deleted log of the name."""
+    """Create a queue, or change its settings. Replaces a queue of a deleted log with this name."""
 
     log: str
     queue: str
@@ -29,7 +29,7 @@ class PutQueue:
 
 @dataclass(frozen=True, slots=True)
 class LookQueue:
-    """Return one queue, after records whose last attempt has ended were added to a move to the
+    """Return one queue. Before that, records whose last attempt has ended join a move to the
     dead-letter log.
     """
 
@@ -125,9 +125,9 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """Send this queue's dead letters from `redriven` to `end` back. Has no effect if the queue's
-    `redriven` and `dead_created` differ from `seen`, or if the queue has too many moves. Answer:
-    the queue.
+    """Send this queue's dead letters from `redriven` to `end` back to the queue's log. Has no
+    effect if the queue's `redriven` and `dead_created` differ from `seen`, or if the queue has too
+    many moves. Answer: the queue.
 
     `created`: the creation time of the queue's log. `dead_created`: the creation time of the
     present dead-letter log, which may differ from the one in `seen`. `offsets`: all dead letters of
@@ -185,7 +185,8 @@ QueueRequest = PutQueue | List | FreeLog | OfQueue
 
 
 def is_counted_once(request: QueueRequest) -> bool:
-    """Whether a request needs a `Stamp`. A claim doesn't, because a copy claims further records,
-    which are given again after a lease. Copies of settlements, moves and redrives have no effect.
+    """Whether a request needs a `Stamp`. A claim needs none: a copy only claims further records,
+    which are given again when its lease ends. Copies of settlements, moves and redrives have no
+    effect.
     """
     return isinstance(request, PutQueue | DeleteQueue)

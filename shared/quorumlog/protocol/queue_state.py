@@ -58,8 +58,8 @@ class Move:
     """The target log's end before the first append was sent; -1 if no append was sent."""
     reason: str = ""
     created: str = ""
-    """The creation time of the dead-letter log that gets the append. If `is_back`: of the
-    dead-letter log that the records are read from."""
+    """The creation time of the dead-letter log that gets the append. If `is_back`, the creation
+    time of the dead-letter log from which the records are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ class Queue:
     failed: str = ""
     """The code of the last error of an append to the dead-letter log; empty: no error."""
     settings_version: int = 0
-    """The version of the settings' last change; without changes, of the queue's creation."""
+    """The version of the last change of the settings, or of the queue's creation if there was
+    none."""
 
     @property
     def key(self) -> Key:
@@ -164,7 +165,8 @@ class Queue:
         return replace(self, attempts=tuple(left))
 
     def acknowledged(self, offsets: Offsets) -> "Queue":
-        """The queue with these records done, and the floor raised to the first unfinished one."""
+        """The queue with these records done, and the floor raised to the first unfinished record.
+        """
         offsets -= offsets.below(self.floor)
         attempts = tuple((count, left) for count, each in self.attempts if (left := each - offsets))
         return replace(self, acked=self.acked | offsets, attempts=attempts).raised(self.floor)
@@ -178,7 +180,9 @@ class Queue:
         return replace(self, floor=floor, acked=acked)
 
     def trimmed(self, first_offset: int) -> "Queue":
-        """The queue without records below the log's first offset. Unfinished ones count as lost."""
+        """The queue without records below the log's first offset. Unfinished records among them
+        count as lost.
+        """
         if first_offset <= self.floor:
             return self
         done = len(self.acked.below(first_offset)) + len(self.moving.below(first_offset))

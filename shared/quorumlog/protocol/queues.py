@@ -157,7 +157,7 @@ class QueueDraft(RowDraft[Queue]):
         if request.created < known.created:
             # The request may be a late copy, and workers of the later log may use the queue.
             raise LogReplaced(
-                f"the queue belongs to a later log {request.log}: delete the queue first",
+                f"the queue is of a later log named {request.log}: delete the queue first",
                 log=request.log,
                 queue=request.queue,
             )
@@ -189,7 +189,8 @@ class QueueDraft(RowDraft[Queue]):
                 queue=row.queue,
             )
         if wanted.dead_letter_log != settings.dead_letter_log:
-            # The present dead-letter log may have records of a sent move, which no other may get.
+            # Records of a move that was sent may be in the present dead-letter log, and must not be
+            # added to another log.
             is_sent = any(move.since >= 0 or move.is_back for move in row.moves)
             if is_sent or (row.moves and not wanted.dead_letter_log):
                 raise QueueExists(
@@ -377,7 +378,7 @@ class QueueDraft(RowDraft[Queue]):
             if move.id != request.id or (move.since, move.created) != request.seen:
                 moves.append(move)
                 continue
-            # A move that was sent keeps its records, because the other log may have a copy.
+            # A move that was sent keeps its records, because the other log may already have them.
             kept = move.offsets & request.offsets if move.since < 0 else move.offsets
             begun = replace(move, offsets=kept, since=request.since, created=request.created)
             moves.append(begun)
@@ -425,7 +426,7 @@ def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: i
 
 
 def _refused(row: Queue, token: int, offsets: Offsets) -> list[asks.Refused]:
-    """The reasons why a token does not settle these records (none: all records of its claim)."""
+    """Why a token does not settle these records. Empty `offsets`: all records of its claim."""
     done = offsets.below(row.floor) | (offsets & row.acked)
     ended = offsets - done
     refused = [asks.Refused(token, done, "acknowledged")] if done else []

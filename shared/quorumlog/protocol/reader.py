@@ -1,7 +1,7 @@
 """Reads a range of confirmed entries in order, from bookies that have them, without fencing.
 
-An entry that is missing or invalid at one bookie is read from another (source: overview 1.4). The
-caller must ensure that `last` is at most the LAC, or the end of a CLOSED ledger.
+An entry that is missing or invalid at one bookie is read from another bookie (source: overview
+1.4). The caller must ensure that `last` is at most the LAC, or the end of a CLOSED ledger.
 """
 
 from dataclasses import InitVar, dataclass, field
@@ -206,7 +206,7 @@ class RangeReader(Keyed):
         self._go_on()
 
     def _lacks(self, tally: Tally, position: int, entry_id: int) -> bool:
-        """Whether the position's next missing entry is requested from no member."""
+        """Whether no member was asked for the next missing entry that the position stores."""
         quorum = self.metadata.quorum
         for wanted in range(entry_id, tally.last + 1):
             if quorum.is_member(position, wanted) and wanted not in tally.found:
@@ -237,7 +237,9 @@ class RangeReader(Keyed):
     # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
-        """Read the metadata, as no member has a valid copy: repair may have moved it (BK#4613)."""
+        """Read the metadata again, because no member returned a valid copy of the entry: a repair
+        may have moved the entry (BK#4613).
+        """
         self._failure = Failed(
             "entry-unavailable",
             detail=tally.said(entry_id),

@@ -1,8 +1,8 @@
 """Decides which lost metadata is proven by bookies' copies (rule 18d), without IO.
 
 Only bookies' copies of metadata (rule 18b) and ids of deleted ledgers (rule 16a) prove metadata.
-Each copy is of a committed version, so no copy is wrong. A *later* version may have been
-committed, and only bookies that do not answer have it.
+Each copy is of a committed version, so no copy is wrong. A *later* version may have been committed,
+if only bookies that do not answer have copies of it.
 
 - CLOSED metadata is final except for its members, because a ledger has one end (I4).
 
@@ -73,7 +73,8 @@ class Registered:
 
     incarnation: int
     born_at: str = ""
-    """The directory's registration time, as `created_at`; "" if only its bookie reported it."""
+    """The directory's registration time, as `created_at`; "" if only the bookie reported the
+    directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ class Bookies:
             found, answers = self.registered.get(name), self.answering.get(name)
             if found is None or found.incarnation > incarnation:
                 continue
-            # The member's own cookie counts, as the database's may be outdated during a rebuild.
+            # The member's own cookie counts, because the database's cookie may be outdated during a
+            # rebuild.
             is_older = found.incarnation < incarnation and answers != incarnation
             is_later = found.incarnation == incarnation and "" != found.born_at >= row.created_at
             # A new directory may hold a fence, or entries from an earlier recovery. Only a copy
@@ -207,9 +209,10 @@ def _is_deletion_proven(held: Iterable[Held]) -> bool:
 
 
 def stand_ins(named: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
-    """The stand-in cookies to write before any metadata, by name. A bookie gets one if copies name
-    a later incarnation of the bookie than any that answers or is registered. An empty directory of
-    that name then counts as a suspected loss, and becomes the next incarnation (rule 15b).
+    """The stand-in cookies to write before any metadata, by name. A bookie gets a stand-in if
+    copies name a later incarnation of the bookie than any incarnation that answers or is
+    registered. An empty directory of that name then counts as a suspected loss, and becomes the
+    next incarnation (rule 15b).
     """
     return {name: one for name, one in named.items() if one > present.get(name, 0)}
 
@@ -234,7 +237,9 @@ def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
 def _contradiction(
     known: LedgerMetadata | None, rows: Sequence[LedgerMetadata], keys: Collection[bytes]
 ) -> str:
-    """The error if copies and database can't be one ledger's versions in one history; else ""."""
+    """The error if the copies and the database can't contain versions of one ledger from one
+    history; else "".
+    """
     if len({*keys, *(() if known is None else (known.ledger_key,))}) > 1:
         return "two ledgers have this id: their keys differ"
     everything = (*rows, *(() if known is None else (known,)))
@@ -289,8 +294,8 @@ def _fork(
     unknown: Sequence[LedgerMetadata],
     keeping: Collection[str],
 ) -> str:
-    """The reason why the copies may not descend from the database's metadata; "" if there is none.
-    `keeping`: the members with a copy that the database lacks.
+    """The reason to doubt that the copies descend from the database's metadata; "" if there is
+    none. `keeping`: the members with a copy that the database lacks.
     """
     if unknown[0].version <= known.version:
         return (
@@ -312,10 +317,10 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
     """Whether two CLOSED versions differ only in members and place, and the newest version's
     members must still have the entries.
 
-    Copies of versions in between may be missing, because a repair sends only some (rule 20b).
-    `newest` may be of another history. A bookie drops entries only if the database does not name it
-    and contains the versions of all its copies (rule 18c). So each member must be named or have a
-    copy in `keeping`.
+    Copies of versions in between may be missing, because a repair does not send copies of all
+    versions (rule 20b). `newest` may be of another history. A bookie drops entries only if the
+    database does not name the bookie and contains the versions of all its copies (rule 18c). So the
+    database must name each member, or the member must be in `keeping`.
     """
     placed = replace(known, first_offset=newest.first_offset, lineage=newest.lineage)
     members = {member for fragment in newest.fragments for member in fragment.bookies}

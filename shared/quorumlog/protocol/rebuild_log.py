@@ -2,8 +2,9 @@
 
 A ledger's metadata has its first offset, the log's creation time and the nearest earlier ledgers.
 So a missing ledger is noticed. If its first offset is known, the log names the missing ledger, and
-readers get an error there until a later rebuild finds it. Otherwise nothing is written. Metadata of
-a fork's own ledgers also has the fork's first own offset, and the shared ledgers (rule 27a).
+readers get an error there until a later rebuild finds the ledger. If its first offset is unknown,
+the rebuild does not write the log's metadata. Metadata of a fork's own ledgers also has the fork's
+first own offset, and the shared ledgers (rule 27a).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,16 +40,16 @@ class LedgerPlace:
     digest: DigestKind
     lineage: Lineage | None = None
     has_row: bool = True
-    """Whether the database has, or gets, the ledger's metadata. Readers need it."""
+    """Whether the database has, or gets, the ledger's metadata, which readers need."""
     custom: tuple[tuple[str, str], ...] | None = None
     """The log's custom metadata, which its owner copies to each ledger. None for a transaction's
-    ledger, whose custom metadata includes that of its task.
+    ledger, because its custom metadata also contains tags of its task.
     """
     is_packed: bool = False
     """Whether the log's batches are compressed."""
     hides_next: bool = False
-    """Whether all bookies with copies of another ledger of the log, such as the next ledger after a
-    CLOSED one, may be lost or silent."""
+    """Whether another ledger of the log may exist, such as the next ledger after a CLOSED ledger,
+    because all bookies with copies of that ledger may be lost or silent."""
 
     @property
     def log_created_at(self) -> str:
@@ -62,12 +63,14 @@ class LedgerPlace:
 
     @property
     def published_ms(self) -> int:
-        """The time at which a transaction published the ledger; 0 if none did, or if unknown."""
+        """The time at which a transaction published the ledger; 0 if no transaction did, or if the
+        time is unknown.
+        """
         return 0 if self.lineage is None else self.lineage.published_ms
 
     @property
     def replaced(self) -> tuple[tuple[int, int], ...]:
-        """(id, first offset) of the ledgers that this one has replaced (rule 27c)."""
+        """(id, first offset) of the ledgers that this ledger has replaced (rule 27c)."""
         return () if self.lineage is None else self.lineage.replaced
 
     @property
@@ -85,13 +88,15 @@ class LedgerPlace:
 
     @property
     def begins_log(self) -> tuple[int, ...]:
-        """(_NOTHING,) if the first ledger of `before`, or this ledger, was the log's first."""
+        """(_NOTHING,) if the first ledger of `before` was the log's first, or if this ledger was;
+        else ().
+        """
         is_reported = self.lineage is not None and len(self.before) < PREDECESSORS_KEPT
         return (_NOTHING,) if is_reported else ()
 
     @property
     def least_end(self) -> int:
-        """A lower bound of the offset after the ledger's records, with one record per entry."""
+        """A lower bound of the offset after the ledger's records, counting one record per entry."""
         entries = 0 if self.last_entry is None else self.last_entry + 1
         return (self.first_offset or 0) + entries
 
@@ -113,15 +118,16 @@ class LogDecision:
     placed (uncommitted transactions), are empty, were released, or are of an earlier log.
     """
     holes: tuple[int, ...] = ()
-    """Ledgers of the log whose metadata is missing, because copies are unknown or prove nothing."""
+    """Ledgers of the log whose metadata is missing, because no copy was found or the copies prove
+    nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedLogs:
     """What the copies of ledgers show about the deleted logs of one name (rule 18f, clause 7).
 
-    Ledger ids alone don't prove that a log was deleted: after a restored backup, a log that was
-    created after the deletion can have lower ids than the deleted one.
+    Ledger ids alone don't prove that a log was deleted: after a backup was restored, a log that was
+    created after the deletion can have ledgers with lower ids than the deleted log's ledgers.
     """
 
     through: int = -1
@@ -135,7 +141,7 @@ class DeletedLogs:
         return created_at in self.created_at or self._reach(ledger.ledger_id, created_at)
 
     def decide(self, known: LogMetadata) -> LogDecision | None:
-        """Decide whether the database's log is one of the deleted ones. Returns None if it isn't."""
+        """Decide whether the database's log is one of the deleted logs; None if it isn't."""
         if known.created_at in self.created_at:
             return LogDecision(Action.TOMBSTONE)
         ids = [item.ledger_id for item in known.own]
@@ -166,9 +172,9 @@ def decide_log(
     stored: Collection[int] = (),
     silent: int = 0,
 ) -> LogDecision:
-    """Decide about one log, by the metadata of all ledgers that were created for the log.
-    `deleted`: ids with tombstones. `stored`: ids with metadata in the database. `token`: an unused
-    writer token. `silent`: the number of bookies that do not answer, or lost their data.
+    """Decide how to rebuild one log, from the metadata of all ledgers that were created for the
+    log. `deleted`: ids with tombstones. `stored`: ids with metadata in the database. `token`: an
+    unused writer token. `silent`: the number of bookies that do not answer, or lost their data.
     """
     created_at = max((one.log_created_at for one in ledgers), default="")
     if known is not None and known.created_at < created_at:
@@ -217,7 +223,8 @@ def decide_log(
             or found.misplaced(items)
             or found.gap(items)
         )
-    # A rewritten ledger has records of the log, and never replaces the last ledger (rule 27c).
+    # A ledger made by a rewrite has records from before the log was CLOSED, because a rewrite never
+    # replaces the last ledger (rule 27c).
     later = [item for item in fresh if not item.replaced or item.ledger_id == items[-1].ledger_id]
     if known is not None and known.state is LogState.CLOSED and later:
         problem = f"the log is CLOSED, and ledger {later[0].ledger_id} was written later"
@@ -234,7 +241,8 @@ def decide_log(
     row = known or replace(_new_log(name, created_at, named_now), forked_at=found.forked_at)
     row = replace(row, stream_seq=_stream_seq(row, named_now))
     if is_opened(row, named_now):
-        # A last writer that appended nothing is unknown, so every writer must open the log again.
+        # If the last writer appended nothing, no ledger shows its token. So every writer must open
+        # the log again.
         row = replace(row, writer_token=max(row.writer_token + 1, token), opened_by=None)
     return LogDecision(
         Action.WRITE, _with_items(row, items, now_ms=now_ms), unplaced=unplaced, holes=holes
@@ -253,9 +261,9 @@ def _unplaced(ledgers: Iterable[LedgerPlace], placed: Collection[int]) -> tuple[
 def _current(
     ledgers: Sequence[LedgerPlace], created_at: str, start: int
 ) -> tuple[list[LedgerPlace], Mapping[int, tuple[int, int]]]:
-    """Separate current ledgers from replaced ones (rule 27c). Returns the current ledgers, and for
-    each replaced one the id and first offset of its replacement. The current ledgers' lineages name
-    replacements instead of replaced ledgers.
+    """Separate current ledgers from replaced ledgers (rule 27c). Returns the current ledgers, and
+    for each replaced ledger the id and first offset of its replacement. The current ledgers'
+    lineages name replacements instead of replaced ledgers.
     """
     rewrites = [
         one
@@ -293,7 +301,7 @@ class _Found:
     reported: Mapping[int, int]
     """The first offsets, by id, of ledgers that later ledgers name as predecessors."""
     follows: Mapping[int, int]
-    """For each ledger, the nearest earlier one with records (or _NOTHING), from any metadata."""
+    """For each ledger, the nearest earlier ledger with records (or _NOTHING), from any metadata."""
 
     @classmethod
     def of(cls, ledgers: Sequence[LedgerPlace], start: int) -> "_Found":
@@ -376,16 +384,17 @@ class _Found:
     def not_let_go(
         self, items: tuple[LogItem, ...], deleted: Collection[int]
     ) -> tuple[LogItem, ...]:
-        """The items that the log had not released. A log releases its ledgers in order. So items
-        were released if they precede a deleted ledger, or a ledger with which the log began.
+        """The items that the log had not released. A log releases its ledgers in order. So the log
+        has released all items before the last item whose predecessor is a deleted ledger, or which
+        was the log's first.
         """
         gone = {*deleted, _NOTHING}
         starts = [at for at, one in enumerate(items) if self.follows.get(one.ledger_id) in gone]
         return items[starts[-1] :] if starts else items
 
     def without_empty(self, items: tuple[LogItem, ...]) -> tuple[LogItem, ...]:
-        """The items without empty ledgers, except the last item. The log has released an empty
-        ledger whose end it doesn't have, and which another ledger follows.
+        """The items without empty ledgers, except the last item. An empty ledger that another
+        ledger follows, and whose end is not in the log's metadata, was released.
         """
         kept = (
             before
@@ -403,7 +412,7 @@ class _Found:
 
     def hides_next(self, items: Sequence[LogItem]) -> bool:
         """Whether an unknown ledger may follow the last item. If so, the next owner would assign
-        the offsets of its acknowledged records again.
+        the offsets of that ledger's acknowledged records again.
         """
         last = self.ledgers.get(items[-1].ledger_id) if items else None
         return last is not None and last.last_entry is not None and last.hides_next
@@ -416,9 +425,10 @@ class _Found:
         *,
         hides: bool,
     ) -> str:
-        """The error if a ledger of the log's beginning may be unknown; else "". If a ledger before
-        the first one is deleted, the log has released it, or another ledger has replaced it (rule
-        27c). `hides`: whether bookies with copies of any ledger may be lost or silent.
+        """The error if a ledger at the beginning of the log may be unknown; else "". If a ledger
+        before the first item is deleted, the log has released that ledger, or another ledger has
+        replaced it (rule 27c). `hides`: whether bookies with copies of any ledger may be lost or
+        silent.
         """
         hides = hides or any(one.hides_next for one in self.ledgers.values())
         first = items[0].first_offset if items else None
@@ -439,8 +449,8 @@ class _Found:
         self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
     ) -> str:
         """The error if a ledger in the database's list is deleted, but perhaps not released; else
-        "". A log releases its first ledgers, and an empty ledger once another one has its place. A
-        later ledger with records and a known predecessor proves the release.
+        "". A log releases its first ledgers. It also releases an empty ledger when another ledger
+        has the same place. A later ledger with records and a known predecessor proves the release.
         """
         firsts = (item.ledger_id for item in known if item.ledger_id not in deleted)
         first = next(firsts, None)
@@ -568,6 +578,6 @@ def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) ->
         next_offset=None if items else row.known_end,
         appended_ms=max(row.appended_ms, now_ms),
     )
-    # Rule 26a: the lost metadata's producers are unknown, but not new. A takeover reads the last
-    # ledger's producers from the ledger's entries.
+    # Rule 26a: the producers of the lost metadata are unknown, and must not count as new producers.
+    # A takeover reads the last ledger's producers from the ledger's entries.
     return replace(row, forgotten_end=max(row.forgotten_end, row.known_end))

@@ -88,7 +88,8 @@ class Recovery(Keyed):
     _fenced: int = 0
     _unfenced: int = 0
     _lac: int = NO_ENTRY
-    """The highest LAC found while fencing. The window has entries confirmed since (rule 12)."""
+    """The highest LAC found while fencing. The window has the entries that this recovery has
+    confirmed since (rule 12)."""
     _tally: Tally | None = None
     _next: int = 0
     """The next entry to judge."""
@@ -382,9 +383,10 @@ class Recovery(Keyed):
             return
         slots.settle(event)
         if event.status is Status.OK:
-            # The slot was slow, not dead. A writer needs guards here, but a recovery doesn't. Fence
-            # and limbo never refuse a recovery add, so a refusal doesn't predict the next answer. A
-            # recovery changes its ensemble at once, so no slot is half replaced.
+            # The slot was slow, not dead. A recovery revives every such slot, unlike a writer
+            # (`LedgerWriter._was_silent`). Fence and limbo never refuse a recovery add, so a
+            # refusal doesn't predict the next answer. A recovery changes its ensemble at once, so
+            # no slot is being replaced.
             if slots.down & 1 << position:
                 self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:

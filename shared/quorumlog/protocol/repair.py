@@ -435,7 +435,7 @@ class FragmentRepair(Keyed):
 
     def _copied(self) -> None:
         if self._failure is not None:
-            # All readable entries are copied. `leaving` stays while others are unreadable.
+            # All readable entries are copied. `leaving` stays while other entries are unreadable.
             self.stage = Stage.DONE
             self._out.append(self._failure)
         else:
@@ -535,8 +535,8 @@ class FragmentRepair(Keyed):
         self._send_update(changed, self._second_look())
 
     def _second_look(self) -> tuple[MissedRange, ...]:
-        """The entries to verify a second time (rule 20a), because the target may lose entries after
-        they were read back, and this worker may end.
+        """The entries to verify a second time (rule 20a). The target may lose entries after they
+        were read back, and this worker may end before it notices.
         """
         end = self.last
         assert end is not None, "a closed fragment has an end"

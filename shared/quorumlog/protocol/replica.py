@@ -32,8 +32,8 @@ class AddAsked:
     """A request to store entries. Recovery adds pass fence and limbo (rules 2, 9, 12).
 
     If some ids are held already, the first verdict names them in `compare`. The driver then repeats
-    the request with the held entries that are readable (`stored`), and the ids of unreadable ones
-    (`damaged`).
+    the request with the held entries that are readable (`stored`), and the ids of unreadable
+    entries (`damaged`).
     """
 
     member: str
@@ -137,8 +137,8 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """The beginning or end of a ledger's limbo: local state of it may be lost. The record
-    with the highest counter counts.
+    """The beginning or end of a ledger's limbo, in which local state of the ledger may be lost. The
+    record with the highest counter counts.
     """
 
     counter: int
@@ -150,10 +150,11 @@ class EntriesDropped:
     """The bookie dropped the ledger's entries, but keeps the fence (rule 16). Runs stored before
     this record are gone; later runs are not.
 
-    Compaction reorders records (rule 16), but this record needs no counter. A driver rewrites it
-    only while no entry is held, and moves only held entries. So a run that was stored after this
-    record stays behind it. If compaction removes this record and leaves older runs, a replay finds
-    the dropped entries again. They are valid entries of a fenced ledger, and are dropped again.
+    Compaction reorders records (rule 16), but this record needs no counter. A driver rewrites this
+    record only while the bookie holds no entries of the ledger, and moves only held entries. So a
+    run that was stored after this record stays after it in the log. If compaction removes this
+    record and leaves older runs, a replay finds the dropped entries again. The entries are valid
+    entries of a fenced ledger, and the bookie drops them again.
     """
 
     ledger_key: bytes
@@ -288,7 +289,8 @@ class Replica(Keyed):
         if is_fenced and not self._is_wrong_key(ledger_key):
             records = self._fence(ledger_key)
         elif self.ledger_key is None:
-            # Store the key too. If the key is lost, the next request could set another (rule 30).
+            # Store the key too. Otherwise a crash could lose the key, and the next request could
+            # set another key (rule 30).
             records = self._took(LacKept(self.last_add_confirmed, ledger_key)).records
         limbo = self.set_limbo(limbo=True)
         return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
@@ -300,8 +302,9 @@ class Replica(Keyed):
         return self._took(RunStored(run, self.ledger_key, replaces=True))
 
     def drop(self) -> Verdict:
-        """Drop the entries of a CLOSED ledger that other bookies have. The ledger stays fenced, and
-        answers that report the fence wait until the record is on disk (I13).
+        """Drop the ledger's entries, because the ledger is CLOSED and other bookies store them. The
+        ledger stays fenced, and answers that report the fence wait until the record is on disk
+        (I13).
         """
         was_fenced = self.is_fenced
         verdict = self._took(EntriesDropped(self.ledger_key or b""))
@@ -421,8 +424,8 @@ class Replica(Keyed):
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
         """Whether a normal add is for an older incarnation, whose fence may be lost (rule 15, X3).
-        Adds for this incarnation pass, because the metadata named it after the loss, so none of its
-        fences are lost.
+        Adds for this incarnation pass, because the metadata named this incarnation after the loss,
+        so none of its fences are lost.
         """
         return not asked.recovery and self._is_older(asked.member)
 
@@ -507,7 +510,8 @@ class Replica(Keyed):
         )
 
     def _kept_row(self, asked: AddAsked) -> tuple[ReplicaRecord, ...]:
-        """Store the add's copy of the metadata if it is new. It is synced with the entries."""
+        """Store the add's copy of the metadata if it is new. It is synced with the add's entries.
+        """
         row = asked.row
         if row is None or row.name in self.holdings.row_names:
             return ()
@@ -519,7 +523,7 @@ class Replica(Keyed):
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)
         records = self._fence(asked.ledger_key)
-        # A request for an older incarnation fences too, but doesn't count for coverage (rule 13).
+        # A request for an older incarnation also fences, but doesn't count for coverage (rule 13).
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
         # The fence must be on disk before it is reported (I13, X20).
         return Verdict(status, self._fence_number, self.last_add_confirmed, records)
@@ -551,12 +555,12 @@ class Replica(Keyed):
     def _lac_asked(self, asked: LacAsked) -> Verdict:
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
-        # After a loss, a lower LAC than the bookie reported before would deny entries.
+        # After a loss, this LAC may be lower than a LAC that the bookie reported before the loss.
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
         return Verdict(status, 0, self.last_add_confirmed)
 
     def _lac_reported(self, asked: LacReported) -> Verdict:
-        """Store a LAC, even if fenced, as no LAC is above the end that recovery finds (I10)."""
+        """Store a LAC, even of a fenced ledger: no LAC is above the recovered end (I10)."""
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):
@@ -566,7 +570,8 @@ class Replica(Keyed):
         return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
     def _row_reported(self, asked: RowReported) -> Verdict:
-        """Store a copy of metadata, even if fenced or in limbo, as a copy proves no entries."""
+        """Store a copy of metadata, even if fenced or in limbo: a copy proves nothing of entries.
+        """
         if self._is_foreign(asked.member) or self._is_older(asked.member):
             # Rule 18b: this version names an older incarnation, whose entries may be lost.
             return self._refused(Status.NOT_MINE)

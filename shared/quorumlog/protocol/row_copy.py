@@ -9,9 +9,9 @@ from quorumlog.protocol.metadata import LedgerMetadata
 
 ATTEMPT_BYTES: Final = 16
 COPIES_KEPT: Final = 8
-"""Maximum copies of one ledger's metadata that a bookie keeps, of versions that the database has. A
-rebuild needs the latest copy; earlier copies show from which versions it descends. Chosen by
-judgement."""
+"""Maximum copies of one ledger's metadata that a bookie keeps if the database contains their
+versions. A rebuild needs the latest copy. Earlier copies show from which versions the latest copy
+descends. Chosen by judgement."""
 _NO_ATTEMPT: Final = bytes(ATTEMPT_BYTES)
 
 
@@ -54,14 +54,14 @@ def superseded(contained: Iterable[RowName]) -> tuple[RowName, ...]:
     """Return the names of copies of one ledger's metadata that a bookie may forget.
 
     `contained`: the names of all copies whose changes the database contains. The latest COPIES_KEPT
-    must stay. The others may be forgotten, because in one history a higher version descends from
-    each lower version. Copies that the database lacks have no such order (rule 18c).
+    copies must stay. Earlier copies may be forgotten, because in one history a higher version
+    descends from each lower version. Copies that the database lacks have no such order (rule 18c).
     """
     return tuple(sorted(contained)[:-COPIES_KEPT])
 
 
 def public(row: LedgerMetadata) -> LedgerMetadata:
-    """Remove the keys from metadata, as in copies; the access key becomes its salt and digest."""
+    """Replace the access key in metadata by its salt and digest, and remove the other keys."""
     return replace(row, ledger_key=b"", mac_key=b"", access_key=sealed_of(row.access_key))
 
 

@@ -24,9 +24,11 @@ from quorumlog.errors import (
 )
 
 CHANGES_MAX: Final = 1024
-"""Maximum requests of one batch. A version is the batch's offset times this, plus an index."""
+"""Maximum requests of one batch. A version is the batch's offset times this number, plus the index
+of the change in the batch."""
 REMEMBERED_MAX: Final = 20_000
-"""Maximum remembered tokens of changes (rule 32), which take some megabytes. By judgement."""
+"""Maximum remembered tokens of changes (rule 32), which take some megabytes. Chosen by
+judgement."""
 
 _CARRIED_CHARS: Final = 1 << 20
 """Characters of old rows that one append writes again. Chosen by judgement."""
@@ -154,7 +156,7 @@ class Rows(Generic[R]):
         """
 
     def reach(self, offset: int) -> None:
-        """Continue at this offset. The tokens of skipped records are unknown."""
+        """Continue with the record at this offset. The tokens of skipped records are unknown."""
         if offset != self._next:
             self._next = self.known_from = offset
 
@@ -222,9 +224,9 @@ class Rows(Generic[R]):
         return self._logs.get(log, {})
 
     def oldest(self, count: int, *, slack: int, slack_chars: int) -> Iterable[R]:
-        """The oldest rows that must be written again, because the log has grown too much since. A
-        log may grow by four times the number of rows plus `slack`, and by four times the characters
-        of all rows plus `slack_chars`.
+        """The oldest rows that must be written again, because the log has grown too much since they
+        were written. A log may grow by four times the number of rows plus `slack`, and by four
+        times the characters of all rows plus `slack_chars`.
         """
         size = 0
         written = self._written - 4 * len(self.rows) - slack
@@ -370,8 +372,8 @@ class RowDraft(Generic[R]):
         return VersionConflict(detail, **of_row, current={**current, "version": version})
 
     def _is_remembered(self, stamp: Stamp) -> bool:
-        """Whether a decision about another copy would be remembered. Its record would come after
-        the version that the first sender had read.
+        """Whether a decision about another copy would be remembered. The decision's record would
+        come after the version that the first sender had read.
         """
         earliest = (stamp.seen - 1) // CHANGES_MAX + 1
         return stamp.seen > 0 and self._rows.known_from <= earliest <= self._end
@@ -390,10 +392,10 @@ def _again(first: Decided[R], stamp: Stamp) -> R | QuorumLogError:
 
 
 def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
-    """The error for a change that may have been decided before; if `seen` is 0, it was not."""
+    """The error for a change that may have been decided. With `seen` 0, the change is new."""
     version = end * CHANGES_MAX + 1
     if not stamp.seen:
-        detail = f"retry with the header Consumers-Version: {version}, also in all further retries"
+        detail = f"Consumers-Version is required: send {version}, also in each retry"
         return RequestOutdated(detail, outcome=NOT_DONE, version=version)
     detail = "the change may have been made, but its record is gone: GET its target to find out"
     return RequestOutdated(detail, outcome=UNKNOWN, version=version)

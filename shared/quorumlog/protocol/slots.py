@@ -29,7 +29,8 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.window import Window, part_of, positions
 
 RANGES_MAX: Final = 64
-"""Maximum missed ranges of one member. More are merged into one, as repair checks all entries."""
+"""Maximum missed ranges of one member. Further ranges are merged into one range, because a repair
+checks all its entries anyway."""
 
 
 def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
@@ -54,7 +55,7 @@ class Slots(Keyed):
 
     Invariants (checked by `check`, with those of Window):
       - no run waits for a slot that is down;
-      - a part of every unconfirmed run was sent to each of the other slots that store it.
+      - every other slot was sent its part of each unconfirmed run.
     """
 
     is_recovery: bool = False
@@ -68,7 +69,8 @@ class Slots(Keyed):
     suspects: frozenset[str] = frozenset()
     """Members that failed. They can't join a slot until this set is cleared (L6)."""
     missed: tuple[MissedRange, ...] = ()
-    """Confirmed entries that members lack. The next metadata change queues them (rule 8)."""
+    """Confirmed entries that members lack. The next metadata change adds them to the repair queue
+    (rule 8)."""
     armed: frozenset[Timer] = frozenset()
     """Timers that are running, at most one of each kind."""
     row: LedgerMetadata | None = None
@@ -77,7 +79,8 @@ class Slots(Keyed):
     _ledger_key: bytes = b""
     _generation: int = -1
     _generations: tuple[int, ...] = ()
-    """By slot, the generation in which its member joined; earlier answers don't count (rule 7)."""
+    """By slot, the generation in which its member joined; answers of earlier generations don't
+    count (rule 7)."""
     _since: tuple[int, ...] = ()
     """For each slot, the first tick of the silence timer that covers the slot's requests."""
     _tick: int = 0
@@ -153,7 +156,7 @@ class Slots(Keyed):
             self.window.answered(pending, event.position)
 
     def fail(self, position: int) -> bool:
-        """Mark a slot as down, and stop waiting for its answers. Returns False if it was down."""
+        """Mark a slot as down, and stop waiting for its answers. False if it was down before."""
         if self.down & 1 << position:
             return False
         self.down |= 1 << position
@@ -170,8 +173,8 @@ class Slots(Keyed):
     # --- changes of members ------------------------------------------------------------------
 
     def find(self, attempt: int, *, leaving: int = 0, lost: tuple[str, ...] = ()) -> FindBookies:
-        """Return a request for new members that excludes members in use, suspects and `lost` ones.
-        A slot in `leaving` may get a later incarnation of its present member.
+        """Return a request for new members that excludes members in use, suspects and the members
+        in `lost`. A slot in `leaving` may get a later incarnation of its present member.
         """
         used = {p: m for p, m in enumerate(self.members) if not self.down & 1 << p}
         staying = tuple(member for position, member in used.items() if not leaving & 1 << position)
@@ -207,7 +210,7 @@ class Slots(Keyed):
     # --- missed entries (rule 8) ---------------------------------------------------------------
 
     def write_off(self, mask: int) -> None:
-        """Record confirmed entries that the slots in `mask` lack as missed by their members."""
+        """Record as missed, by member, the confirmed entries that the slots in `mask` lack."""
         self.window.write_off(mask)
         self.take_missed()
 
@@ -223,7 +226,7 @@ class Slots(Keyed):
         self.missed = merged((*self.missed, *missed), stride)
 
     def lacking(self, reported: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
-        """The ranges that members lack if no further answer arrives, and those in `reported`."""
+        """The ranges that members lack if no further answer arrives, joined with `reported`."""
         twin = self.copy()
         twin.add_missed(reported)
         twin.write_off(twin.everyone)

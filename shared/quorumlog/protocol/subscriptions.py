@@ -1,4 +1,4 @@
-"""Decides requests about subscriptions, which wake a receiver or worker for its streams (ADR 58).
+"""Decides requests about subscriptions, which wake a receiver or worker for new records (ADR 58).
 
 A subscription is a row of the log of subscriptions (`rows.py`). The row links streams, each with an
 acknowledged offset. While a linked stream ends beyond its acknowledged offset, the subscription has
@@ -234,8 +234,8 @@ class UnlinkStream(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class StreamGone(_OfCreation):
-    """Remove the link of a deleted stream. An explicit link waits for the next stream of the name.
-    Answer: the subscription.
+    """Remove the link of a deleted stream. An explicit link waits for the next stream with this
+    name. Answer: the subscription.
     """
 
     stream: str
@@ -487,7 +487,8 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 room -= 1
             elif link.is_explicit:
                 raise TooManySubscriptions(
-                    f"at most {STREAMS_MAX} streams per subscription, {LINKS_MAX} in all: remove some"
+                    f"a subscription links at most {STREAMS_MAX} streams, all together"
+                    f" {LINKS_MAX}: remove links"
                 )
         return replace(row, links=tuple(known.values()))
 
@@ -562,7 +563,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         if row.phase in (Phase.IDLE, Phase.HELD):
             row = self._woken(row, request.ends, request.wake_id)
             if row.phase == Phase.IDLE:
-                raise NoPendingWork("no records are pending: all streams are acknowledged")
+                raise NoPendingWork("no records are pending: claim again after the next wake")
         else:
             row = replace(row, links=_reached(row.links, request.ends))
         row = replace(row, holder=request.worker, last=request.wake_id)
@@ -576,7 +577,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         if (request.generation, request.wake_id) != (row.generation, row.wake_id) or not (
             is_held or is_sent
         ):
-            raise WakeFenced("the wake has ended: wait for the next", generation=row.generation)
+            raise WakeFenced("the wake has ended: wait for another", generation=row.generation)
         acked = replace(row, links=_acked(row, request))
         if request.is_done:
             acked = replace(acked, attempts=0, next_ms=0, last=request.next_id)

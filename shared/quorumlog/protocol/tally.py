@@ -43,7 +43,8 @@ class Tally(Keyed):
     first: int
     last: int
     declared_lost: InitVar[tuple[str, ...]] = ()
-    """Members that are not asked. They count as denials once all others have denied (rule 14)."""
+    """Members that are not asked. They count as denials once all other members have denied the
+    entry (rule 14)."""
     lost: int = 0
     """The positions of members declared lost, as a bit mask."""
     found: dict[int, Run] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class Tally(Keyed):
         return negative + lost == quorum.write_quorum
 
     def _negatives(self, entry_id: int) -> tuple[int, int]:
-        """Count the members of an entry's write set that denied the entry, and the lost ones."""
+        """Count the members of an entry's write set that denied the entry or are lost."""
         negative = lost = 0
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
@@ -208,7 +209,7 @@ class Tally(Keyed):
         return run.entry(index)
 
     def culprit(self, entry_id: int) -> str:
-        """The member to name in an error: one in the write set that did not deny the entry."""
+        """The member to name in an error: a member of the write set that did not deny the entry."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
             if not contains(self.absent[position], entry_id):

@@ -66,7 +66,8 @@ class Transaction(Value):
     """Whether another transaction had committed the app's version, so nothing was published."""
     ledgers: tuple[TransactionLedger, ...] = ()
     requested: tuple[LedgerId, ...] = ()
-    """The ledgers that the commit named, in order. A retry of the commit must name the same."""
+    """The ledgers that the commit named, in order. A retry of the commit must name the same
+    ledgers."""
     created_at: Text = ""
     expires_at: Text = ""
 

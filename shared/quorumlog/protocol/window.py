@@ -104,8 +104,8 @@ class Window(Keyed):
         return pending
 
     def find(self, first: int) -> PendingRun | None:
-        """The run with a position's part that begins at `first`. With striping, a position's part
-        may begin later than the run.
+        """The run of which a position's part begins at `first`. With striping, a part may begin
+        later than its run.
         """
         quorum = self.quorum
         for distance in range(quorum.ensemble_size - quorum.write_quorum + 1):

@@ -57,7 +57,7 @@ class WriterState(Enum):
     CLOSED = "closed"
     """The ledger is CLOSED at this writer's last confirmed entry; `metadata` has the end."""
     ENDED = "ended"
-    """The handle failed and may not close the ledger. `end_code` has the reason."""
+    """The handle failed and must not close the ledger. `end_code` has the reason."""
 
 
 _LIVE: Final = (WriterState.OPEN, WriterState.DRAINING)
@@ -90,8 +90,8 @@ class _Task:
 class LedgerWriter(Keyed):
     """Appends to one ledger, confirms entries in order, changes the ensemble, and closes.
 
-    A driver answers appends on the effects `Confirmed` and `Failed` (from `first` on), and a close
-    when the state is CLOSED or ENDED after a step.
+    A driver answers append requests when it gets the effects `Confirmed` and `Failed` (from `first`
+    on). It answers a close request when the state is CLOSED or ENDED after a step.
 
     Invariants (checked by `check`, with those of Window):
       - I8: ids are assigned once and confirmed in order, without a gap;
@@ -106,15 +106,16 @@ class LedgerWriter(Keyed):
     _codec: Codec
     _: KW_ONLY
     delays_change: bool = False
-    """Whether a silent member stays while every write set reaches its ack quorum without it
-    (BookKeeper: delayEnsembleChange).
+    """Whether a silent member stays while every write set reaches its ack quorum without this
+    member (BookKeeper: delayEnsembleChange).
     """
     state: WriterState = WriterState.OPEN
     end_code: str | None = None
     _next: int = field(init=False)
     _length: int = 0
     _unwanted: int = 0
-    """Positions to replace on request (rule 21), as a bit mask. They stay in use until then."""
+    """Positions to replace on request (rule 21), as a bit mask. They stay in use until they are
+    replaced."""
     _refusals: dict[int, Status] = field(default_factory=dict)
     """The status with which each position's current member refused an add, by position."""
     _slots: Slots = field(default_factory=Slots)
@@ -126,7 +127,7 @@ class LedgerWriter(Keyed):
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Start with the metadata of a new ledger, because no handle is created later."""
+        """Start with the metadata of a new ledger. No handle is created for an existing ledger."""
         row = self.metadata
         assert row.state is State.OPEN, "a writer must start with an OPEN ledger"
         self._next = row.last_fragment.first_entry
@@ -170,8 +171,8 @@ class LedgerWriter(Keyed):
 
     @property
     def is_closing_row(self) -> bool:
-        """Whether this writer's change to CLOSED is pending, and no entry is. If the metadata is
-        CLOSED already, this change may have closed it.
+        """Whether this writer's change to CLOSED is pending, while no entry is pending. If the
+        metadata is CLOSED already, this change may have closed it.
         """
         return self._task is not None and self._task.kind is _Kind.CLOSE
 
@@ -318,7 +319,7 @@ class LedgerWriter(Keyed):
             self._fail(code, detail=f"{detail}: start bookies")
 
     def _may_wait(self) -> bool:
-        """Whether a change may wait, as no member refused or must leave, and Qa can be reached."""
+        """Whether a change may wait: no member refused or must leave, and Qa can be reached."""
         usable = self._slots.everyone & ~self._slots.down
         is_reached = self.metadata.quorum.can_reach(usable)
         return self.delays_change and is_reached and not (self._unwanted or self._refusals)

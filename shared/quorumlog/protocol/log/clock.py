@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SLACK_MS: Final = 60_000
-"""Differences up to this bound are ignored, because an answer takes time to arrive."""
+"""Differences between clocks up to this bound are ignored, because answers take time to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +38,5 @@ class Now:
         return self.wall_ms if self.database_ms is None else self.database_ms
 
     def expiry_ms(self, appended_ms: int) -> int:
-        """The time by which producers expire: the last append time, capped at the database's."""
+        """The time by which producers expire: the last append time, at most the database's time."""
         return 0 if self.is_doubted else min(appended_ms, self.database_ms or 0)

@@ -35,7 +35,7 @@ DIRTY_BYTES_MIN: Final = 1 << 20
 ledgers. Chosen by judgement, because each pass may count against a ledger's REPLACED_MAX."""
 
 _DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
-"""The settings that determine the records that a pass may remove. If one changes, the pass ends."""
+"""The settings that determine which records a pass may remove. A change of them ends the pass."""
 
 _DIGEST_BYTES: Final = 16
 
@@ -151,7 +151,8 @@ class Pass:
     @property
     def is_due(self) -> bool:
         """Whether the share of dirty bytes has reached `max_dirty_percent`, and there are enough
-        dirty ledgers or bytes. Otherwise a pass would often rewrite all clean ledgers for little.
+        dirty ledgers or bytes. Otherwise a pass would often rewrite all clean ledgers to remove few
+        records.
         """
         is_enough = (
             not self.clean
@@ -162,7 +163,7 @@ class Pass:
 
     @property
     def dirty_share(self) -> float:
-        """The share of dirty bytes, from 0 to 1: older records of their keys may make it up."""
+        """The dirty ledgers' share of the bytes of all ledgers of the pass, from 0 to 1."""
         dirty = sum(item.bytes for item in self.dirty)
         clean = sum(item.bytes for item in self.clean)
         return dirty / (dirty + clean) if clean else 1.0
@@ -221,7 +222,7 @@ class PassState:
 
     A pass reads the keys of the dirty ledgers one after the other, then rewrites the groups. If
     there are too many keys, the pass covers only the first ledgers. If the first ledger alone has
-    too many, the pass reads and rewrites several times, each time for one part of the keys.
+    too many keys, the pass reads and rewrites several times, each time for one part of the keys.
     """
 
     def __init__(self, due: Pass) -> None:
@@ -300,8 +301,9 @@ class PassState:
         return None if self.is_over else (items, compaction)
 
     def rewritten(self, row: LogMetadata | None) -> None:
-        """Record that a group was rewritten. `row`: the log's new metadata; None ends the pass, as
-        the rewrite failed, and no ledger may become clean before earlier ones (clause 3).
+        """Record that a group was rewritten. `row`: the log's new metadata; None, after a failed
+        rewrite, ends the pass, because no ledger may become clean before earlier ledgers (clause
+        3).
         """
         assert self._groups is not None
         self._groups.popleft()

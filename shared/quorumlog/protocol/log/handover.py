@@ -132,7 +132,8 @@ class Handover:
     created_at: str | None = None
     """For DELETE and FORCE, the log's creation time; None: the log that the first read returns."""
     term: str | None = None
-    """For DELETE, the term of the keeper that found the log expired; None: expired or not."""
+    """For DELETE, the term of the keeper that found the log expired. None: delete the log whether
+    or not it has expired."""
     step: HandoverStep = HandoverStep.WAITING
     tries: int = 0
     row: LogMetadata | None = None
@@ -141,14 +142,14 @@ class Handover:
 
     @property
     def _last(self) -> LogItem | None:
-        """The last item if its end is unknown, so that an owner may be writing its ledger."""
+        """The last item if its end is unknown, because an owner may then be writing its ledger."""
         item = None if self.row is None else self.row.last_item
         return None if item is None or item.last_offset is not None else item
 
     # --- events ----------------------------------------------------------------------------------
 
     def begin(self) -> HandoverNext:
-        """Begin the handover while no other one is in progress."""
+        """Begin the handover while no other handover is in progress."""
         match self.aim:
             case Aim.SEARCH:
                 return self._move(HandoverStep.SETTLING, Move.RETIRE)
@@ -237,7 +238,7 @@ class Handover:
         return self._ask(HandoverStep.LOOKING, ReadLog(self.log))
 
     def _yield(self) -> HandoverNext:
-        """Pause, then read the metadata again, because another gateway has won."""
+        """Pause, then read the metadata again, because another gateway has changed it."""
         return self._ask(HandoverStep.YIELDING, Wait(Pause.YIELD))
 
     def _looked(self, row: LogMetadata) -> HandoverNext:

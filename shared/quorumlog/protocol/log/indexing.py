@@ -51,7 +51,7 @@ BUCKET_PAIRS_MAX: Final = 64 * BUCKET_PAIRS
 gets no index, because a client may have chosen keys whose hashes begin alike."""
 
 _BUCKETS_AT_ONCE: Final = 8
-"""Buckets that one step encodes. Sorting more would delay other work of the process."""
+"""Buckets that one step encodes. Sorting more buckets would delay other work of the process."""
 
 
 def next_index(row: LogMetadata, spoiled: Collection[int] = ()) -> LogItem | None:
@@ -169,7 +169,7 @@ class Indexing:
 
     def _give_up(self, result: QuorumLogError | None) -> None:
         """End without success, and have the new ledger deleted. If the swap succeeded after all,
-        the log names the new ledger, and the deletion keeps it.
+        the log names the new ledger, and the deletion has no effect.
         """
         self._result = result
         if self._new is None:

@@ -51,7 +51,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Transaction
 
 LEDGERS_SPARE: Final = 1000
-"""Rolls leave room for this many ledgers, because a log can't continue without takeovers."""
+"""Rolls leave room for this many ledgers of takeovers, without which a log can't continue."""
 
 
 class JobKind(Enum):
@@ -160,7 +160,7 @@ class Job:
     # --- events ----------------------------------------------------------------------------------
 
     def begin(self, held: Tenancy, now: Now) -> JobNext:
-        """Begin the job while no other one is in progress."""
+        """Begin the job while no other job is in progress."""
         match self.kind:
             case JobKind.CHECK:
                 return self._look(held)
@@ -171,7 +171,7 @@ class Job:
             case JobKind.ROLL:
                 if self.request is None and not held.is_roll_due(now):
                     return JobEnded()
-                # An empty ledger stays.
+                # A roll does not replace an empty ledger.
                 return self._look(held) if held.pipe.next_entry == 0 else self._prepare(held)
 
     def close(self, held: Tenancy, now: Now) -> JobNext:
@@ -311,7 +311,7 @@ class Job:
             (value.log, value.transaction) if isinstance(value, Committed) else (value, None)
         )
         if row is None or not is_written(row, self.new):
-            # Another owner made the change, took over, or closed the log; this one has no ledger.
+            # Another owner made the change, took over, or closed the log; this owner has no ledger.
             return JobEnded(NOT_OWNER if answer is None else answer, Fate.ENDS)
         held.log = row
         return self._empty() if self.step is JobStep.NAMING else JobEnded(answer, Fate.MOVES_ON)
@@ -322,7 +322,7 @@ class Job:
         self, error: QuorumLogError | None, *, is_ended: bool
     ) -> Iterator[tuple[RequestKey, QuorumLogError | NotOwner]]:
         """The answers to the requests that wait for this failed job. If the owner has ended, most
-        errors tell nothing about the log.
+        errors need not apply to the log any longer.
         """
         for pending, answer in self.doubted:
             assert error is not None, "without an error, the next owner must answer these requests"

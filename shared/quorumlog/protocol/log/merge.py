@@ -2,8 +2,8 @@
 
 A merge covers at least MERGED_MIN adjacent ledgers that are smaller than a power of GROWTH, if:
 
-- they have at least GROWTH times the bytes of the largest one. Each such merge multiplies the size
-  of the ledger that contains a byte by GROWTH or more; or
+- together they have at least GROWTH times the bytes of the largest of them. Each such merge
+  multiplies the size of the ledger that contains a byte by GROWTH or more; or
 - they are a gap, with larger ledgers on both sides, so no ledger will join them. The ledgers of a
   gap are merged once for each second power of GROWTH.
 
@@ -22,7 +22,7 @@ MERGED_MIN: Final = 8
 """The minimum number of ledgers in a merge. Chosen by judgement."""
 
 GROWTH: Final = 4
-"""Minimum ratio of the bytes of a merge to the bytes of its largest ledger. By judgement."""
+"""Minimum ratio of the bytes of a merge to the bytes of its largest ledger. Chosen by judgement."""
 
 MERGE_BYTES_MAX: Final = 1 << 30
 """Maximum bytes of one merge, which must end before the sweep deletes its new ledger."""
@@ -92,7 +92,7 @@ def adjacent(items: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
 def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tuple[LogItem, ...]]:
     """Split adjacent ledgers into parts of at most `bytes_max`, each replaceable by one ledger."""
     settings = row.settings
-    # A ledger that replaced too many others can't be compacted.
+    # A ledger that replaced too many other ledgers can't be compacted.
     replaced_max = REPLACED_MAX // _PART if settings.compacts else REPLACED_MAX
     keeps_all = settings.cleanup_policy == "compact"  # then retention releases no ledger
     retention_s = 0 if keeps_all else settings.retention_seconds
@@ -117,7 +117,7 @@ def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tu
 
 def _would_keep_tombstones(row: LogMetadata, one: LogItem, other: LogItem) -> bool:
     """Whether tombstones would stay much longer in a ledger that replaces both ledgers. The new
-    ledger is dirty if one of them is, and otherwise clean since the later time (rule 27d).
+    ledger is dirty if one of the two is dirty, and otherwise clean since the later time (rule 27d).
     """
     if not row.settings.compacts:
         return False

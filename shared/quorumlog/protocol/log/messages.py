@@ -45,11 +45,11 @@ class Append:
     expect: int | None = None
     token: int | None = None
     since: int = 0
-    """The log's end before `producer` had sent a request (rule 26a); 0 if not given."""
+    """The log's end before the first request of `producer` (rule 26a); 0 if not given."""
     is_forwarded: bool = False
-    """Whether another gateway forwarded the request, because it considers this one the owner."""
+    """Whether another gateway, which considers this gateway the owner, forwarded the request."""
     created_at: str | None = None
-    """The creation time of the requested log (rule 27b); None: any log of the name."""
+    """The creation time of the requested log (rule 27b); None: any log with this name."""
 
     @classmethod
     def of(
@@ -65,7 +65,7 @@ class Append:
         is_by_numbers: bool = False,
         created_at: str | None = None,
     ) -> "Append":
-        """Make a request from these records, which may be none only if the request ends the log."""
+        """Make a request from these records. A request without records must end the log."""
         data = batch.encode(records, producer, seq=seq, is_end=is_end, is_by_numbers=is_by_numbers)
         return cls(data, len(records), producer, expect, token, since, created_at=created_at)
 
@@ -156,7 +156,8 @@ class ReadTransaction:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """End a transaction, and publish these ledgers by a compare-and-swap of the log's metadata.
-    Answered by Committed or RowChanged. If `log` is None, only returns the first answer.
+    Answered by Committed or RowChanged. If `log` is None, only returns the answer to the first
+    commit.
     """
 
     transaction: str
@@ -221,8 +222,8 @@ class WriteBatches:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLedgers:
-    """Delete the ledgers among these that no log or fork names, once bookies have stored the place
-    of the ledger that replaced them (rule 27c). Answered by None.
+    """Delete each of these ledgers that no log or fork names. Before that, bookies must have stored
+    the place of the ledger that replaced it (rule 27c). Answered by None.
     """
 
     ledger_ids: tuple[int, ...]
@@ -425,7 +426,8 @@ class Settled:
 
     again: Again
     begun: frozenset[RequestKey] = frozenset()
-    """The requests in `again` that had an offset, which no later log may get (rule 27b)."""
+    """The requests in `again` that had an offset, and must not be appended to a later log (rule
+    27b)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +499,7 @@ class LogRequest:
     sizes: Sizes = ()
     """The sizes of a publication's ledgers."""
     is_forwarded: bool = False
-    """Whether another gateway forwarded the request, because it considers this one the owner."""
+    """Whether another gateway, which considers this gateway the owner, forwarded the request."""
     created_at: str | None = None
     """If an owner here gave the append an offset: the creation time of that owner's log."""
 
@@ -517,8 +519,8 @@ class ForceAsked:
 
 @dataclass(frozen=True, slots=True)
 class HealAsked:
-    """Take the log over if the writer of one of its ledgers is gone. Answered by a bool, which
-    tells whether the ledger is sealed.
+    """Take the log over if the writer of one of its ledgers is gone. Answered by a bool: whether
+    the ledger is sealed.
     """
 
     request: RequestKey
@@ -538,8 +540,8 @@ class DeletionAsked:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The process is about to end, so take no further log over, and hand over an owned one.
-    Answered by None.
+    """Take the log over no more, and give it up if this process owns it, because the process is
+    about to end. Answered by None.
     """
 
     request: RequestKey

@@ -89,7 +89,7 @@ from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.metadata import LedgerMetadata
 
 IN_FLIGHT_MAX: Final = 10_000
-"""Maximum unacknowledged requests of one log; further ones get 429. Chosen by judgement."""
+"""Maximum unacknowledged requests of one log; further requests get 429. Chosen by judgement."""
 
 _POINT_EVERY: Final = 16
 """The owner emits a hint for readers with every 16th batch."""
@@ -305,8 +305,9 @@ class Owner:
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
         """Acknowledge entries that are on disk, in order. Before a ledger's first acknowledgement,
-        read the metadata, because a restored database may have lost the ledger. A later loss can't
-        be accepted before a rebuild has read the ledger's place from copies (rule 18f).
+        read the metadata, because a restored database may have lost the ledger. If the database
+        loses the ledger later, an operator can accept the loss only after a rebuild has read the
+        ledger's place from copies (rule 18f).
         """
         if self.is_ended or event.ledger_id != self.ledger_id:
             return
@@ -378,7 +379,8 @@ class Owner:
             self._out.append(Submit(self.ledger_id, first, payloads, self._refusals, one_by_one))
 
     def _refused(self, event: SubmitRefused, now: Now) -> None:
-        """Submit refused entries one by one, reject them, or leave them to others (rule 24a)."""
+        """Submit refused entries singly, reject them, or leave them to the next owner (rule 24a).
+        """
         if (event.ledger_id, event.number) != (self.ledger_id, self._refusals):
             return
         self._refusals += 1
@@ -397,7 +399,7 @@ class Owner:
         for pending in refused:
             self._resolve_all(pending, event.error)
         if self.phase is OwnerPhase.LIVE and not self._pipe.is_over:
-            # These requests waited for the log's end, which was refused.
+            # These requests waited for the batch that ends the log, which was refused.
             waiting, self._waiting = self._waiting, deque()
             for each in waiting:
                 self._append(each, now)
@@ -414,7 +416,7 @@ class Owner:
             self._retire(now)
 
     def _retire(self, now: Now) -> None:
-        """Begin no further request, and let the ledger's end settle those in flight (rule 24)."""
+        """Begin no further request. The ledger's end settles requests in flight (rule 24)."""
         if self.is_ended:
             return
         self.phase = OwnerPhase.SETTLING
@@ -433,7 +435,7 @@ class Owner:
     def _take_back(
         self, doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]]
     ) -> None:
-        """Leave these requests to the next owner, because this one can't know their answers."""
+        """Leave these requests to the next owner, because this owner can't know their answers."""
         self._waiting.extendleft(pending for pending, _ in reversed(doubted))
         doubted.clear()
 
@@ -460,7 +462,7 @@ class Owner:
             self._lose(value)
 
     def _settle(self) -> None:
-        """Settle requests in flight, which were done if their entry is not beyond the end."""
+        """Settle requests in flight. A request was done if its entry is not beyond the end."""
         again: list[PendingAppend] = []
         for pending in self._pipe.in_flight:
             if pending.entry_id <= self._durable_to:
@@ -488,7 +490,7 @@ class Owner:
         self._out.append(Settled(again, begun))
 
     def _stop(self) -> None:
-        """End with the process. Requests in progress get an unknown outcome."""
+        """End because the process ends. Requests in progress get an unknown outcome."""
         if self.phase is OwnerPhase.SETTLED:
             return
         self.phase = OwnerPhase.SETTLING
@@ -583,7 +585,7 @@ class Owner:
             self._is_roll_asked = False
 
     def _fail(self, job: Job, error: QuorumLogError | None) -> None:
-        """End a failed job. If the owner has ended, most errors tell nothing about the log."""
+        """End a failed job. After the owner's end, most errors need not apply to the log."""
         if self._job is not job:
             return  # the job ended with the owner
         self._job, self._job_asked = None, 0

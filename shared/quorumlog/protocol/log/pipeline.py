@@ -173,7 +173,7 @@ class Pipeline:
             )
 
     def _check_seq(self, seq: str | None) -> None:
-        """Raise StreamSeqRegression unless `seq` is above the last one, byte by byte (rule 25a)."""
+        """Raise StreamSeqRegression unless `seq` is bytewise above the last value (rule 25a)."""
         if seq is not None and self.seq is not None and seq.encode() <= self.seq.encode():
             raise StreamSeqRegression(f"Stream-Seq must be above {self.seq!r} (got {seq!r})")
 

@@ -77,8 +77,8 @@ class ProducerTable(Generic[P]):
         self, request: ProducerSeq, content: str | None, *, since: int = 0
     ) -> Answer | P | None:
         """Return the first answer to this request, or its first copy in flight. Returns None if the
-        request is its producer's next one and may begin. `since` must not be above the log's end.
-        Without `content`, the producer's numbers alone identify a retry.
+        request is its producer's next request and may begin. `since` must not be above the log's
+        end. Without `content`, the producer's numbers alone identify a retry.
 
         Raises: StaleProducer, SequenceGap, ExpiredProducer; InvalidRequest if the first request
         with this seq had different content.
@@ -192,7 +192,7 @@ class ProducerTable(Generic[P]):
 
 
 def _gap(request: ProducerSeq, expected: int, epoch: int | None) -> SequenceGap:
-    """The error for a gap. `epoch`: the present epoch if the request would begin another one."""
+    """The error for a gap. `epoch`: the present epoch if the request would begin another epoch."""
     return SequenceGap(
         f"Producer-Seq {request.seq} of producer {request.id} leaves a gap: send {expected} first"
         f" (epoch {request.epoch})",

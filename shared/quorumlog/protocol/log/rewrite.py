@@ -1,6 +1,6 @@
 """Rewrites adjacent sealed ledgers of a log as one new ledger, which replaces them (rule 27c).
 
-The new ledger has the records of the old ones, at the same offsets. A compaction leaves out some
+The new ledger has the records of the old ledgers, at the same offsets. A compaction leaves out some
 records (rule 27d), and writes no ledger if a first scan finds no record to leave out.
 
     IDLE -> CHECKING (-> SCANNING) -> CREATING -> READING <-> WRITING -> CLOSING -> SWAPPING
@@ -193,7 +193,7 @@ class Rewrite:
 
     def _give_up(self, result: QuorumLogError | None) -> None:
         """End without success, and have the new ledger deleted. If the swap succeeded after all,
-        the log names the new ledger, and the deletion keeps it.
+        the log names the new ledger, and the deletion has no effect.
         """
         self._result = result
         if self._new is None:
@@ -291,7 +291,7 @@ class Rewrite:
 
     def _next(self, item: LogItem, entry_id: int, head: batch.BatchHead) -> int:
         """Record that a batch was read, and return its first offset. Raises: BadBatch if the batch
-        does not follow the last one.
+        does not follow the last batch.
         """
         first = (item.first_offset or 0) + head.records_before
         if entry_id != self._entry or first != self._offset or head.is_end:

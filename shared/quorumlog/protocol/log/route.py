@@ -352,7 +352,7 @@ class LogRoute:
             self._go_on(now)
 
     def _go_again(self, asked: LogRequest, now: Now, suspect: Writer | None = None) -> None:
-        """Send a forwarded request again, which was certainly not done or may be repeated."""
+        """Send a forwarded request again, because it was certainly not done or may be repeated."""
         if suspect is not None and self.phase is RoutePhase.UNKNOWN:
             self._search(suspect)
         if asked is self._resent:
@@ -502,7 +502,7 @@ class LogRoute:
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
         """End a failed handover. A failed search fails the waiting requests. If the metadata caused
-        the error, only requests that arrived before its read fail (rule 27b).
+        the error, only requests that arrived before the metadata was read fail (rule 27b).
         """
         handover = self._handover
         assert handover is not None
@@ -522,7 +522,7 @@ class LogRoute:
         self._go_on(now)
 
     def _stop(self, now: Now) -> None:
-        """End with the process. Requests in progress get an unknown outcome."""
+        """End because the process ends. Requests in progress get an unknown outcome."""
         self._is_draining = True
         self._takeover = None
         handovers = [*([self._handover] if self._handover else ()), *self._handovers]
@@ -549,7 +549,7 @@ class LogRoute:
 
 
 def _is_by_name(call: Append | Publish | Consult | None) -> bool:
-    """Whether a request is an append to any log of the name."""
+    """Whether a request is an append that does not name the log's creation time."""
     return isinstance(call, Append) and call.created_at is None
 
 

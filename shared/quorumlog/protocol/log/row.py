@@ -40,7 +40,8 @@ from quorumlog.protocol.values import (
 )
 
 PRODUCERS_MAX = 1000
-"""Maximum producers that a log remembers. The longest silent one is forgotten first (rule 26)."""
+"""Maximum producers that a log remembers. The producer that was silent longest is forgotten first
+(rule 26)."""
 
 ANSWERS_MAX = 64
 """Maximum answers kept for each producer, so that a retry gets the first answer. Clients have fewer
@@ -112,7 +113,7 @@ class LogItem:
     """The time of the ledger's publication, which is the append time of all its records; 0 if no
     transaction published it, and its batches have the times."""
     replaced: Number = 0
-    """The number of ledgers that this one has replaced, directly or indirectly (rule 27c)."""
+    """The number of ledgers that this ledger has replaced, directly or indirectly (rule 27c)."""
     index: IdOrNone | None = None
     """The ledger with the index of this ledger's keys, NO_KEYS (-1) if it has none, or None if it
     has no index (rule 27e)."""
@@ -229,10 +230,11 @@ class LogMetadata(Value):
     """The offset below which all records of forgotten producers are (rule 26a); 0 if no producer
     was forgotten."""
     appended_ms: Number = 0
-    """The latest append time in the log without its last ledger, because append times never go back
-    (rule 26b)."""
+    """The latest append time in all ledgers except the last. Stored because append times never go
+    back (rule 26b)."""
     stream_seq: Annotated[Text, Bounds(max_length=STREAM_SEQ_BYTES_MAX)] | None = None
-    """The last stream sequence before the last ledger (rule 25a); None if no request had one."""
+    """The last stream sequence before the last ledger (rule 25a); None if no request had a stream
+    sequence."""
     created_at: Text = ""
     attempt: AttemptOrNone = ""
     """The token of the change that made this version, because versions of two histories may have
@@ -244,8 +246,9 @@ class LogMetadata(Value):
     expiry: Expiry | None = None
     """The expiry of the log after a time without use; None: never."""
     forked_at: Number | None = None
-    """A fork's first own offset; None if the log is not a fork. Items that begin below are shared,
-    so their ledgers were created for other logs. The last one may have later records there."""
+    """A fork's first own offset; None if the log is not a fork. Items that begin below this offset
+    are shared, so their ledgers were created for other logs. The last shared ledger may also have
+    records that are not part of the fork."""
     read_ms: Number = field(default=0, compare=False)
     """The store's time when it returned this metadata, in ms since 1970; 0 if unknown."""
 
@@ -374,7 +377,7 @@ class LogMetadata(Value):
         return found
 
     def with_ledger(self, ledger_id: int) -> "LogMetadata":
-        """The log with a new last ledger, whose start is unknown until the previous one ends."""
+        """The log with a new last ledger, whose start is unknown until the previous ledger ends."""
         assert self.state is LogState.OPEN
         assert all(item.first_offset is not None for item in self.items), "one ahead (rule 23)"
         return replace(self, items=(*self.items, LogItem(ledger_id, None)))
@@ -439,9 +442,9 @@ class LogMetadata(Value):
         """The log with ledgers that tasks wrote and closed. `sealed`: (ledger, records, bytes) of
         each. Ledgers without records are left out. All earlier ends must be known (rule 28).
 
-        `published_ms`: the append time of their records, because the times in their batches may be
-        earlier than times in the log. `is_new_start`: earlier records are dropped, and offsets
-        continue.
+        `published_ms`: the append time of the published records, because the times in their batches
+        may be earlier than times in the log. `is_new_start`: earlier records are dropped, and
+        offsets continue.
         """
         at = self.end_offset
         assert self.state is LogState.OPEN
@@ -462,7 +465,7 @@ class LogMetadata(Value):
         )
 
     def is_sealed_below(self, offset: int) -> bool:
-        """Whether a fork may begin at an offset, as all earlier records are in sealed ledgers."""
+        """Whether a fork may begin at an offset: all earlier records are in sealed ledgers."""
         end = self.end_offset
         if end is not None:
             return offset <= end
@@ -615,6 +618,6 @@ class LogMetadata(Value):
 
 
 def bounded(producers: tuple[Producer, ...]) -> tuple[Producer, ...]:
-    """The producers for metadata: the latest answers of each, ROW_ANSWERS_MAX in total."""
+    """The producers as the metadata stores them, with ROW_ANSWERS_MAX latest answers in total."""
     each = max(1, min(ANSWERS_MAX, ROW_ANSWERS_MAX // max(1, len(producers))))
     return tuple(replace(producer, answers=producer.answers[-each:]) for producer in producers)

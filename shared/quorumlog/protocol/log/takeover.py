@@ -63,7 +63,7 @@ class TakeoverStage(Enum):
 class Takeover:
     """Takes one log over once, and ends with TakeoverDone.
 
-    Afterwards all ledgers of the log are CLOSED, except the new last one if `creates` is set.
+    Afterwards all ledgers of the log are CLOSED, except the new last ledger if `creates` is set.
     """
 
     def __init__(
@@ -167,8 +167,7 @@ class Takeover:
 
     def _rebuild(self, now: Now) -> None:
         """Rebuild the producers at the log's end, from the table at its last known ledger start and
-        a replay of later batches. Producers that the previous owner forgot in between are known
-        again, or forgotten again.
+        a replay of later batches. Producers that the previous owner forgot may be known again.
         """
         base = self._log.base
         if base is None:
@@ -212,8 +211,8 @@ class Takeover:
         head = batch.decode_head(data)
         first = item.first_offset or 0
         if head.has_gaps:
-            # Requests are missing, so all producers are unknown. A compacted ledger is the last one
-            # only after a rebuild from bookies (rule 27d).
+            # Requests are missing, so all producers are unknown. A compacted ledger is the last
+            # ledger only after a rebuild from bookies (rule 27d).
             self._is_compacted = True
             end = first + self._ends[item.ledger_id].records
             self.producers = ProducerTable((), forgotten_end=end)
@@ -232,8 +231,8 @@ class Takeover:
     # --- the metadata ----------------------------------------------------------------------------
 
     def _stream_seq(self) -> str | None:
-        """The last stream sequence in the ends of ledgers, as each batch carries the last sequence
-        (rule 25a).
+        """The last stream sequence, from the measured ends of ledgers: each batch has the last
+        stream sequence up to the batch (rule 25a).
         """
         ends = [self._ends[i.ledger_id] for i in self._log.items if i.ledger_id in self._ends]
         return next((end.seq for end in reversed(ends) if end.seq is not None), None)
@@ -286,7 +285,7 @@ class Takeover:
 
 
 def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
-    """The error if a log has no room for another ledger; None if it has."""
+    """The error if a log has no room for another ledger; None if it has room."""
     if len(log.items) < LOG_LEDGERS_MAX - spare:
         return None
     return LogFull(
@@ -317,7 +316,7 @@ def ending(name: str) -> WriterLost:
 
 
 def is_written(log: LogMetadata, ledger_id: int) -> bool:
-    """Whether a ledger's writer owns the log, which is OPEN and names the ledger last and open."""
+    """Whether a ledger's writer owns the log: it is OPEN, and its last item is this open ledger."""
     last = log.last_item
     return (
         log.state is LogState.OPEN

@@ -16,7 +16,7 @@ class Tenancy:
     """
 
     def __init__(self, log: LogMetadata, producers: ProducerTable[PendingAppend], now: Now) -> None:
-        """Begin with a log whose last ledger is this process's, empty, and has a first offset."""
+        """Begin with a log whose last ledger is this process's, is empty and has a first offset."""
         self.log = log
         self.pipe = self._pipeline(producers, log.appended_ms, now, log.stream_seq)
         """The ledger that the owner writes."""
@@ -81,7 +81,7 @@ class Tenancy:
 
     def may_be_own(self, head: LogHead) -> bool:
         """Whether this owner writes the last ledger in the metadata. The last ledger may also be
-        the next one, if the answer to this owner's own roll or publication has not arrived.
+        the next ledger, if the answer to this owner's own roll or publication has not arrived.
         """
         return (
             head.state is LogState.OPEN
