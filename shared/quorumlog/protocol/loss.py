@@ -25,7 +25,7 @@ class Word(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The entries of a range that a bookie's index lists, and the unreadable ones among them."""
+    """The entries of a range that a bookie's index lists, and the unreadable entries among them."""
 
     present: Ranges
     damaged: Ranges
@@ -61,8 +61,8 @@ class Answers:
 
 
 def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
-    """The members that could hold an entry, sorted: its write set, the targets of its fragment's
-    repairs (rule 20), and replaced members that are still kept (rule 20b).
+    """The members that could hold an entry, sorted: the members of its write set, the targets of
+    its fragment's repairs (rule 20), and replaced members that are still kept (rule 20b).
     """
     first = row.fragment_of(entry_id).first_entry
     targets = {repair.target for repair in row.repairs if repair.first_entry == first}

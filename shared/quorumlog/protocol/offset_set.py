@@ -66,7 +66,7 @@ class Offsets:
         return _normal(first, self._at(first) & other._at(first))
 
     def __sub__(self, other: "Offsets") -> "Offsets":
-        """The offsets of this set that are not in the other."""
+        """The offsets of this set that are not in the other set."""
         if other.first >= self.end:
             return self
         return _normal(self.first, self.bits & ~other._at(self.first))
@@ -84,7 +84,7 @@ class Offsets:
 
     @property
     def end(self) -> int:
-        """The offset after the last one."""
+        """The offset after the set's last offset."""
         return self.first + self.bits.bit_length()
 
     @property

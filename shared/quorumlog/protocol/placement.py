@@ -31,9 +31,9 @@ def ensemble(
 def spread(
     members: Sequence[str], candidates: Sequence[str], zones: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Sort the candidates that may join these members, best first: those in zones with fewer
-    members, then in zones chosen longer ago, then in the given order. Other incarnations of a
-    member are left out.
+    """Sort the candidates that may join these members, best first: by the number of members in the
+    candidate's zone, then by how recently a member of the zone was chosen, then in the given order.
+    Other incarnations of a member are left out.
     """
     known = zones or {}
     taken = {member_name(member) for member in members}

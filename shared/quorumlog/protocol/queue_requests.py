@@ -130,8 +130,8 @@ class Redrive:
     many moves. Answer: the queue.
 
     `created`: the creation time of the queue's log. `dead_created`: the creation time of the
-    present dead-letter log, which may differ from the one in `seen`. `offsets`: all dead letters of
-    this queue in the dead-letter log from `redriven` to `end`.
+    present dead-letter log, which may differ from the time in `seen`. `offsets`: all dead letters
+    of this queue in the dead-letter log from `redriven` to `end`.
     """
 
     log: str

@@ -21,7 +21,7 @@ def ids_of_residue(first: int, last: int, modulus: int, residue: int) -> range:
 
 
 def union(ranges: Iterable[tuple[int, int]], stride: int = 1) -> Ranges:
-    """Sort ranges, and join those that overlap or whose ends are at most `stride` apart."""
+    """Sort ranges, and join ranges that overlap or whose ends are at most `stride` apart."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + stride:

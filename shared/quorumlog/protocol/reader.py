@@ -143,7 +143,8 @@ class RangeReader(Keyed):
 
     def _fetch(self, tally: Tally) -> None:
         """For each of the next missing entries, ask a member unless an answer is awaited."""
-        # Looks only one stripe ahead, so that later entries are requested when they are needed.
+        # Looks only one stripe ahead, so that later entries are requested only when they are
+        # needed.
         ahead = self.next + self.metadata.quorum.ensemble_size
         for entry_id in range(self.next, min(ahead, tally.last + 1)):
             if entry_id in tally.found:
@@ -179,7 +180,7 @@ class RangeReader(Keyed):
         self._out.append(StartTimer(Timer.HEDGE, self._round))
 
     def _timer_fired(self, event: TimerFired) -> None:
-        """Ask another member too, as the next entry has not arrived in time (hedging, 2.8)."""
+        """Hedge: ask another member too, because the next entry has not arrived in time."""
         tally = self._tally
         is_current = event.timer is Timer.HEDGE and event.tag == self._round
         if tally is None or self.is_done or not is_current:

@@ -114,7 +114,7 @@ class Bookies:
 
     def without_data_of(self, row: LedgerMetadata) -> str:
         """The reason to doubt that each member's registered directory held the ledger; "" if there
-        is none (rule 15b). A recovery of the ledger would rely on denials by such a directory.
+        is none (rule 15b). A recovery of the ledger would rely on denials by that directory.
         """
         for name, incarnation in map(_parts, row.all_members):
             found, answers = self.registered.get(name), self.answering.get(name)
@@ -354,7 +354,7 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
 
 
 def _unproven(row: LedgerMetadata, bookies: Bookies) -> str:
-    """The reason why a later version than the latest known one may exist; "" if there is none."""
+    """The reason why a version above the latest known version may exist; "" if there is none."""
     if row.state is State.CLOSED or not bookies.may_hide_later(row):
         return ""
     lost = sorted(bookies.lost_of(row))

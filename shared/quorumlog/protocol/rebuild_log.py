@@ -156,7 +156,7 @@ class DeletedLogs:
         return LogDecision(Action.CONFLICT, why=why)
 
     def _reach(self, ledger_id: int, created_at: str) -> bool:
-        """Whether neither the id nor the creation time is above those of the deleted logs."""
+        """Whether both the id and the creation time are at most those of the deleted logs."""
         latest = max(self.created_at, default="")
         return ledger_id <= self.through and not (latest and created_at > latest)
 
@@ -365,7 +365,8 @@ class _Found:
         ]
 
     def ordered(self, items: Iterable[LogItem]) -> tuple[LogItem, ...]:
-        """Sort items by place. An item without a place comes last, as it has no records yet."""
+        """Sort items by place. An item without a place comes last, because it has no records yet.
+        """
         return tuple(
             sorted(
                 items,
@@ -501,8 +502,8 @@ class _Found:
 
     def gap(self, items: Sequence[LogItem]) -> str:
         """The error if an unknown ledger is missing; else "". No ledger is missing between two
-        ledgers if the second one's metadata names the first one as its predecessor, or is from a
-        release without lineages.
+        ledgers if the second ledger's metadata names the first ledger as its predecessor, or is
+        from a release without lineages.
         """
         solid = [item for item in items if not item.is_empty]
         for before, after in pairwise(solid):
@@ -521,7 +522,7 @@ class _Found:
         return ""
 
     def with_ends(self, items: Sequence[LogItem], *, now_ms: int) -> tuple[LogItem, ...]:
-        """End each item where the next one begins. A takeover finds the last item's end."""
+        """End each item where the next item begins. A takeover finds the last item's end."""
         changed = []
         for item, after in zip(items, (*items[1:], None), strict=False):
             if item.last_offset is None and after is not None and after.first_offset is not None:

@@ -263,12 +263,12 @@ class Recovery(Keyed):
             self._failed(
                 "recovery-blocked",
                 bookie=event.member,
-                detail=f"too few bookies could be fenced ({event.member}: {event.status})",
+                detail=f"too few bookies could be fenced: check {event.member} ({event.status})",
             )
 
     def _is_covered(self) -> bool:
         # Rule 13, I14: only durable fences count. Rule 14: members that were declared lost count as
-        # fenced once all others are fenced.
+        # fenced once all other members are fenced.
         row = self.metadata
         lost = self._lost(row.last_fragment)
         known = self._fenced
@@ -356,7 +356,7 @@ class Recovery(Keyed):
                 break
             self._next += 1
         if self._next > first:
-            # Rules 2 and 12: unchanged bytes go to all Qw members, even to those that have them.
+            # Rules 2 and 12: unchanged bytes go to all Qw members, even to members that have them.
             self._out += self._slots.push(tally.runs(first, self._next - 1))
         if verdict is EntryVerdict.ABSENT:
             self._is_end_known = True  # entries after the first absent one don't count
@@ -394,7 +394,7 @@ class Recovery(Keyed):
                 "recovery-blocked",
                 bookie=event.member,
                 entry_id=event.first,
-                detail=f"{event.member} has different bytes for entry {event.first}",
+                detail=f"{event.member} stores other bytes for entry {event.first}",
             )
         else:
             slots.fail(position)

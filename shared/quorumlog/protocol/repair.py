@@ -88,7 +88,7 @@ class Stage(Enum):
     """Names the target as a pending member in the metadata, before any byte is sent (rule 20)."""
     COPYING = "copying"
     VERIFYING = "verifying"
-    """Reads all entries back from the target's disk, and copies wrong ones again (rule 20a)."""
+    """Reads all entries back from the target's disk, and copies wrong entries again (rule 20a)."""
     REPLACING = "replacing"
     RELEASING = "releasing"
     """Gives the target a copy of the new metadata, and then releases `leaving` (rule 20b)."""
@@ -120,7 +120,7 @@ class FragmentRepair(Keyed):
     """The last entry to check if `target` is `leaving`; None for the fragment's last entry."""
     held: InitVar[Ranges] = ()
     """Ascending ranges that a new target claims to hold. These entries are not copied, but verified
-    like all others.
+    like all other entries.
     """
     read_entries: int = READ_ENTRIES
     stage: Stage = Stage.IDLE

@@ -137,7 +137,8 @@ class Slots(Keyed):
     def is_current(self, event: AddAnswered) -> bool:
         """Whether an answer counts. Answers of a member that was replaced since the request do not
         count (rule 7, I18, X7). For unconfirmed entries, a writer also ignores answers to requests
-        before an ensemble change, as the member has only a copy of the old metadata (rule 18b).
+        before an ensemble change, because the member has only a copy of the old metadata (rule
+        18b).
         """
         came = self._generations[event.position]
         if event.member != self.members[event.position] or event.generation < came:

@@ -186,8 +186,8 @@ class _OfCreation(_Named):
 
 @dataclass(frozen=True, slots=True)
 class PutSubscription(_Named):
-    """Create a subscription, or confirm that an existing one has these settings. Answer: the
-    subscription, which is new if it has the request's `secret`.
+    """Create a subscription, or confirm that an existing subscription has these settings. Answer:
+    the subscription, which is new if it has the request's `secret`.
     """
 
     id: str
@@ -272,7 +272,7 @@ class Failed(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Expire(_OfCreation):
-    """End an expired wake, and make a new one for pending work. Answer: the subscription."""
+    """End an expired wake, and make a new wake for pending work. Answer: the subscription."""
 
     generation: int
     wake_id: str
@@ -285,7 +285,7 @@ class ClaimWake(_OfCreation):
 
     worker: str
     wake_id: str
-    """The id of this request, and of the wake if the claim makes a new one."""
+    """The id of this request, and of the wake if the claim makes a new wake."""
     ends: Ends
 
 
@@ -550,7 +550,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
 
     def _claimed(self, row: Subscription, request: ClaimWake) -> Subscription:
         if row.settings.kind != Kind.PULL:
-            raise InvalidRequest("only a pull-wake subscription can be claimed; this is a webhook")
+            raise InvalidRequest("only pull-wake subscriptions can be claimed; this is a webhook")
         if row.last == request.wake_id and row.phase == Phase.HELD:
             return row  # a copy of the claim; after the lease, a copy counts as a new claim
         before = row

@@ -102,8 +102,8 @@ class Tally(Keyed):
 
     def _is_absent(self, entry_id: int) -> bool:
         # I16, X11: absence needs Qw-Qa+1 explicit denials by the entry's write set; silence is no
-        # denial. Rule 14: lost members count as denials once all others have denied the entry.
-        # Without lost members, the second condition below implies the first.
+        # denial. Rule 14: lost members count as denials once all other members have denied the
+        # entry. # Without lost members, the second condition below implies the first.
         negative, lost = self._negatives(entry_id)
         quorum = self.quorum
         if negative >= quorum.negatives_needed:
@@ -123,7 +123,7 @@ class Tally(Keyed):
     def note(self, answer: ReadAnswered, codec: Codec, ledger_id: int) -> int | None:
         """Process a position's answer, which begins at its cursor. Returns the entry from which to
         ask the position again, or None if no further answer is expected. An answer that ends early
-        because of a size limit proves nothing about the rest (rule 1).
+        because of a size limit proves nothing about later entries (rule 1).
         """
         position, cursor = answer.position, self.cursors[answer.position]
         assert cursor is not None, "the answer must be awaited"
@@ -191,7 +191,8 @@ class Tally(Keyed):
                 yield entry_id
 
     def runs(self, first: int, last: int) -> Run:
-        """The copies of entries first..last, all present, as one run, bytes unchanged (rule 2)."""
+        """The copies of entries first..last, all present, as one run of unchanged bytes (rule 2).
+        """
         run = self.found[first]
         if run.first == first and run.last == last and run.count == last - first + 1:
             return run

@@ -129,7 +129,7 @@ class Window(Keyed):
             self._release(pending)
 
     def confirm(self, uncounted: int) -> tuple[Run, ...]:
-        """Confirm runs strictly in order, and return the newly confirmed ones. Acknowledgements by
+        """Confirm runs strictly in order, and return the newly confirmed runs. Acknowledgements by
         positions in `uncounted` don't count (rule 6).
         """
         confirmed: tuple[Run, ...] = ()
@@ -153,7 +153,7 @@ class Window(Keyed):
 
     def ask(self, mask: int, *, first: int, is_anew: bool) -> list[tuple[int, Run]]:
         """Await answers of the positions in `mask` for runs from entry `first` on. Returns the
-        (position, run) pairs to send, without those that have an unanswered request. `is_anew`: the
+        (position, run) pairs to send, except pairs with an unanswered request. `is_anew`: the
         positions have new members, so earlier requests and acknowledgements are discarded first
         (BK#3005, #4097).
         """

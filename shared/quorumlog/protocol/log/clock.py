@@ -27,7 +27,7 @@ class Now:
     """Whether the database's clock is in doubt, so that nothing expires by it (rule 26c)."""
 
     def stamp_ms(self, last_ms: int) -> int:
-        """The append time of the next batch, which must not be before the last one's `last_ms`."""
+        """The append time of the next batch, at least the last batch's append time `last_ms`."""
         wall_ms = self.wall_ms
         if self.database_ms is not None:
             wall_ms = min(max(wall_ms, self.database_ms - SLACK_MS), self.database_ms + SLACK_MS)

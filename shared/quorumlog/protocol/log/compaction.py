@@ -32,7 +32,8 @@ GROUP_BYTES_MAX: Final = 256 << 20
 
 DIRTY_BYTES_MIN: Final = 1 << 20
 """Minimum dirty bytes for a pass, unless it is the log's first pass or has MERGED_MIN dirty
-ledgers. Chosen by judgement, because each pass may count against a ledger's REPLACED_MAX."""
+ledgers. Chosen by judgement, because each pass may increase a ledger's replaced ledgers, which
+REPLACED_MAX limits."""
 
 _DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
 """The settings that determine which records a pass may remove. A change of them ends the pass."""

@@ -80,7 +80,7 @@ class IndexStage(Enum):
 
     IDLE = "idle"
     CHECKING = "checking"
-    """Reads the ledger's metadata, as only a CLOSED ledger without losses is indexed."""
+    """Reads the ledger's metadata: only a CLOSED ledger without losses is indexed."""
     READING = "reading"
     CREATING = "creating"
     WRITING = "writing"
@@ -191,7 +191,7 @@ class Indexing:
             self._read_next()
 
     def _read_next(self) -> None:
-        """Read the next batches. After the last one, begin to write the index."""
+        """Read the next batches. After the last batch, begin to write the index."""
         if self._entry <= self._last_entry:
             asked = ReadBatches(self._item.ledger_id, self._entry, self._last_entry)
             self._ask(IndexStage.READING, asked)
@@ -219,7 +219,7 @@ class Indexing:
             self._read_next()
 
     def _write_next(self) -> None:
-        """Write the next buckets. After the last one, close the new ledger."""
+        """Write the next buckets. After the last bucket, close the new ledger."""
         assert self._new is not None
         first, count = self._written, 1 << self._keys.bits
         if first == count:

@@ -79,7 +79,7 @@ class JobStep(Enum):
     """Waits for the number of writable bookies."""
     CREATING = "creating"
     NAMING = "naming"
-    """Waits for the change that names the next ledger before the old one is closed."""
+    """Waits for the change that names the next ledger before the old ledger is closed."""
     EMPTYING = "emptying"
     """Waits for the acknowledgement of all requests in flight."""
     CLOSING = "closing"

@@ -28,7 +28,7 @@ BUCKET_PAIRS: Final = 1365
 """The approximate number of pairs in a bucket of 16 KiB, which one read from a bookie returns."""
 
 KEY_ENTRIES_MAX: Final = 1024
-"""An index names at least this many of a key's last entries, and may omit earlier ones. Without
+"""An index names at least this many of a key's last entries, and may omit earlier entries. Without
 this limit, a key in every entry would fill a bucket with megabytes. Chosen by judgement."""
 
 ENTRIES_MAX: Final = 1 << 32

@@ -7,8 +7,8 @@ A merge covers at least MERGED_MIN adjacent ledgers that are smaller than a powe
 - they are a gap, with larger ledgers on both sides, so no ledger will join them. The ledgers of a
   gap are merged once for each second power of GROWTH.
 
-So a byte in a ledger of n bytes was rewritten at most 1.5 * log(n) / log(GROWTH) times, and fewer
-than MERGED_MIN adjacent ledgers below a size stay between two larger ones.
+So a byte in a ledger of n bytes was rewritten at most 1.5 * log(n) / log(GROWTH) times. Fewer than
+MERGED_MIN adjacent ledgers below a size stay between two larger ledgers.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -28,7 +28,7 @@ MERGE_BYTES_MAX: Final = 1 << 30
 """Maximum bytes of one merge, which must end before the sweep deletes its new ledger."""
 
 _PART: Final = 8
-"""A merged ledger has at most 1/8 of the retained bytes or age, as ledgers are released whole."""
+"""A merged ledger has at most 1/8 of the retained bytes or age: ledgers are released whole."""
 
 
 def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem, ...]:
@@ -49,7 +49,8 @@ def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem
     largest, takes_gaps = GROWTH, False
     while largest < GROWTH * below:
         for begin, end in _runs(row.items, small, largest):
-            # The last run, which ends before the base, is not a gap, as ledgers can still join it.
+            # The last run, which ends before the base, is not a gap: further ledgers can still join
+            # it.
             is_gap = end < last and (takes_gaps or largest >= below)
             bytes_max = min(2 * below, MERGE_BYTES_MAX)
             for items in cut(row, row.items[begin:end], bytes_max):

@@ -270,7 +270,7 @@ class Pause(Enum):
     """The reason for a wait. It determines the duration."""
 
     YIELD = "yield"
-    """Wait until the metadata is read again, as another gateway has changed or will change it."""
+    """Wait until the metadata is read again: another gateway has changed or will change it."""
     SETTLE = "settle"
     """Wait until a ledger's recovery is requested again."""
     ROLL = "roll"
@@ -311,7 +311,7 @@ Question = (
 
 @dataclass(frozen=True, slots=True)
 class RowChanged:
-    """The answer to a compare-and-swap from a version that is not the current one."""
+    """The answer to a compare-and-swap from a version that is not the current version."""
 
     current: LogMetadata
 

@@ -613,7 +613,7 @@ class Owner:
 
 
 def not_the_owner(name: str) -> NotTheOwner:
-    """The error for a request that was not carried out, as this gateway doesn't own the log."""
+    """The error for a request that this gateway ignored, because it doesn't own the log."""
     return NotTheOwner(
         "this gateway does not own the log, and ignored the request: retry", log=name
     )

@@ -138,7 +138,8 @@ class Pipeline:
             raise KeyRequired("the log is compacted: send a key with each record")
         if call.expect is not None and call.expect != self.next_offset:
             raise UnexpectedOffset(
-                f"the log's next offset is {self.next_offset}, not the expected {call.expect}",
+                f"the log's next offset is {self.next_offset}, not the expected {call.expect}: read"
+                " the new records, and expect the new offset",
                 next_offset=self.next_offset,
             )
         pending.seq_before = self.seq

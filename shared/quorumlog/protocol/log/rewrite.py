@@ -71,7 +71,7 @@ class RewriteStage(Enum):
 
     IDLE = "idle"
     CHECKING = "checking"
-    """Reads each old ledger's metadata, as only CLOSED ledgers without losses are rewritten."""
+    """Reads each old ledger's metadata: only CLOSED ledgers without losses are rewritten."""
     SCANNING = "scanning"
     """A compaction reads the old ledgers until it finds a record to remove."""
     CREATING = "creating"
@@ -80,7 +80,7 @@ class RewriteStage(Enum):
     CLOSING = "closing"
     SWAPPING = "swapping"
     RELEASING = "releasing"
-    """Deletes the old ledgers, except those that a fork names."""
+    """Deletes the old ledgers, except ledgers that a fork names."""
     DISCARDING = "discarding"
     """Deletes the new ledger, because the rewrite failed or the log changed."""
     DONE = "done"

@@ -122,7 +122,7 @@ class LogRoute:
         self._asked: dict[int, LogRequest | None] = {}
         """The route's own pending questions, by number; None for questions of a handover."""
         self._free: list[int] = []
-        """Unused question numbers below the highest one in use."""
+        """Unused question numbers below the highest number in use."""
         self._is_gone = False
         """Whether a request found that the log does not exist."""
         self._forwarded_to: dict[int, Writer] = {}

@@ -6,7 +6,7 @@ Invariants (checked by `check`):
   - I33: offsets of the items grow, and known borders meet (`last_offset` + 1 is the next
     `first_offset`);
   - an item's end is known before the next item's `first_offset`; an item without `first_offset` was
-    added ahead by a roll, and gets no entry before it has one (rule 23);
+    added ahead by a roll, and gets no entry before its `first_offset` is set (rule 23);
   - `first_offset`, `archived_through`, `forgotten_end` and `writer_token` of the log never
     decrease;
   - ledgers that a fork shares with its source are sealed, precede the fork's own ledgers, and end
@@ -111,7 +111,7 @@ class LogItem:
     """The time of the ledger's close; retention counts its age from then on. 0 while open."""
     published_ms: Number = 0
     """The time of the ledger's publication, which is the append time of all its records; 0 if no
-    transaction published it, and its batches have the times."""
+    transaction published it. Its batches then have the append times."""
     replaced: Number = 0
     """The number of ledgers that this ledger has replaced, directly or indirectly (rule 27c)."""
     index: IdOrNone | None = None
@@ -155,7 +155,7 @@ class LogSettings:
     retention_bytes: Number = 0
     retention_seconds: Number = 0
     merge_below_bytes: Number = 64 * 1024 * 1024
-    """The size below which sealed ledgers are merged into larger ones (rule 27c)."""
+    """The size below which sealed ledgers are merged into larger ledgers (rule 27c)."""
     cleanup_policy: Annotated[str, Bounds(pattern="^(delete|compact|compact,delete)$")] = "delete"
     """`delete`: the retention releases old ledgers. `compact`: the newest record of each key stays
     (rule 27d)."""
@@ -278,7 +278,7 @@ class LogMetadata(Value):
         if created_at not in (None, self.created_at):
             raise LogReplaced(
                 f"the log {self.name} of {created_at} was deleted, and another log of this name was"
-                f" created at {self.created_at}",
+                f" created at {self.created_at}: read its metadata",
                 log=self.name,
                 created_at=self.created_at,
             )
