@@ -188,8 +188,8 @@ class Columns:
 
     @property
     def places(self) -> Sequence[Sequence[int]]:
-        """The byte offsets of the elements of the columns keys, headers and values, each followed
-        by the column's end; empty for a missing column. Cached for the parts of a batch.
+        """For each of the columns keys, headers and values: the byte offsets of its elements, then
+        of its end; empty for a missing column. Cached for the parts of a batch.
         """
         if not self._places:
             at = self.columns_at
@@ -243,7 +243,7 @@ class Columns:
         ]
 
     def fitting(self, skip: int, count: int, bytes_max: int, each: int) -> tuple[int, int]:
-        """Count the records that fit into `bytes_max`, of `count` records after the first `skip`.
+        """Count how many of the `count` records after the first `skip` fit into `bytes_max`.
         Returns their number and their bytes, including the record that reaches the bound. So at
         least one record fits. `each`: bytes to add for each record.
         """

@@ -1,4 +1,4 @@
-"""Heads of metadata: the fields that show whether a ledger's writer or a log's owner was replaced.
+"""Heads of metadata: the fields that show whether a ledger's writer or a log's owner must end.
 
 A gateway reads the heads of many ledgers and logs at once after a gap in its stream of changes
 (rule 16a). Heads contain no fragments, keys or producers.

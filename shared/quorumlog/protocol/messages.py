@@ -303,7 +303,7 @@ class AddAnswered:
 @dataclass(frozen=True, slots=True)
 class FenceAnswered:
     """The answer to SendFence. OK: the bookie has fenced the ledger durably. `last_add_confirmed`:
-    the highest LAC that the bookie knows (NO_ENTRY if none).
+    the highest LAC that the bookie has received (NO_ENTRY if none).
     """
 
     position: int

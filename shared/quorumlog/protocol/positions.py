@@ -171,7 +171,7 @@ Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
 def counts_once(request: Request) -> bool:
-    """Whether a request needs a `Stamp`. Requests by fencing token need none, because they are
+    """Whether a request needs a `Stamp`. Requests by fencing token need no stamp, because they are
     rejected once another worker has the lease, and a commit moves an offset only forwards.
     """
     if isinstance(request, Commit):

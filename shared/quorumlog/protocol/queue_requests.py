@@ -19,7 +19,7 @@ class PutQueue:
     start: int = 0
     """The first record of a new queue."""
     dead_end: int = 0
-    """The end of the dead-letter log. Dead letters of a new queue are at or above it."""
+    """The end of the dead-letter log. Dead letters of a new queue are at or above this end."""
     dead_created: str = ""
     version: int | None = None
     """The expected `settings_version`."""
@@ -71,7 +71,8 @@ class Taken:
     limit: str = ""
     """The bound that keeps the queue from giving further records; empty: none."""
     wait_ms: int = -1
-    """Milliseconds until the first lease or delay ends; -1: none, or records were given."""
+    """Milliseconds until the first lease or delay ends; -1 if there is none, or records were
+    given."""
     order: str = Order.NONE
     floor: int = 0
     acked: Offsets = NONE
@@ -185,8 +186,8 @@ QueueRequest = PutQueue | List | FreeLog | OfQueue
 
 
 def is_counted_once(request: QueueRequest) -> bool:
-    """Whether a request needs a `Stamp`. A claim needs none: a copy only claims further records,
-    which are given again when its lease ends. Copies of settlements, moves and redrives have no
-    effect.
+    """Whether a request needs a `Stamp`. A claim needs no stamp: a copy only claims further
+    records, which are given again when its lease ends. Copies of settlements, moves and redrives
+    have no effect.
     """
     return isinstance(request, PutQueue | DeleteQueue)

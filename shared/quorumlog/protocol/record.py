@@ -418,7 +418,8 @@ def _heads(ledger_id: int, ids: bytes, lacs: bytes, lengths: bytes) -> Iterable[
 
 
 def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
-    """Make a run of one or more entries of one ledger, in ascending order, unchanged."""
+    """Make a run of unchanged entries of one ledger. Needs at least one entry, in ascending order.
+    """
     count = len(entries)
     return Run(
         b"".join(

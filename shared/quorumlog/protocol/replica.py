@@ -46,7 +46,7 @@ class AddAsked:
     named_by: RowName | None = None
     """The version of the metadata that names this bookie for the run; None in a recovery add."""
     row: RowCopy | None = None
-    """A copy of the version `named_by`; None if an earlier, answered add brought the copy."""
+    """A copy of the version `named_by`; None if an earlier add with the copy was answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,8 +570,7 @@ class Replica(Keyed):
         return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
     def _row_reported(self, asked: RowReported) -> Verdict:
-        """Store a copy of metadata, even if fenced or in limbo: a copy proves nothing of entries.
-        """
+        """Store a copy of metadata, even if fenced or in limbo: it proves nothing about entries."""
         if self._is_foreign(asked.member) or self._is_older(asked.member):
             # Rule 18b: this version names an older incarnation, whose entries may be lost.
             return self._refused(Status.NOT_MINE)

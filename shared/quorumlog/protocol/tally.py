@@ -103,7 +103,7 @@ class Tally(Keyed):
     def _is_absent(self, entry_id: int) -> bool:
         # I16, X11: absence needs Qw-Qa+1 explicit denials by the entry's write set; silence is no
         # denial. Rule 14: lost members count as denials once all other members have denied the
-        # entry. # Without lost members, the second condition below implies the first.
+        # entry. Without lost members, the second condition below implies the first.
         negative, lost = self._negatives(entry_id)
         quorum = self.quorum
         if negative >= quorum.negatives_needed:

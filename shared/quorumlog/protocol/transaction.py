@@ -1,6 +1,6 @@
 """A transaction: closed ledgers that are added to a log together, or not at all.
 
-The metadata service decides in one database transaction, by the checks in `changes.py`.
+The metadata service decides about a commit in one database transaction (`changes.py`).
 
 Invariants:
   - COMMITTED and ABORTED are final;

@@ -178,9 +178,9 @@ class LedgerWriter(Keyed):
 
     @property
     def missed(self) -> tuple[MissedRange, ...]:
-        """Confirmed entries that members lack, as far as this writer knows, and that no successful
-        metadata change has queued (rule 8). If another process ends the ledger, the driver must
-        queue these ranges, because a recovery checks only entries above the LAC.
+        """Confirmed entries that members are known to lack, and that no successful metadata change
+        has queued (rule 8). If another process ends the ledger, the driver must queue these ranges,
+        because a recovery checks only entries above the LAC.
         """
         effect = None if self._task is None else self._task.effect
         return self._slots.lacking(effect.missed if isinstance(effect, UpdateMetadata) else ())

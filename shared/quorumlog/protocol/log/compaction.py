@@ -32,8 +32,8 @@ GROUP_BYTES_MAX: Final = 256 << 20
 
 DIRTY_BYTES_MIN: Final = 1 << 20
 """Minimum dirty bytes for a pass, unless it is the log's first pass or has MERGED_MIN dirty
-ledgers. Chosen by judgement, because each pass may increase a ledger's replaced ledgers, which
-REPLACED_MAX limits."""
+ledgers. Chosen by judgement, because a ledger can replace at most REPLACED_MAX ledgers, and each
+pass may replace more."""
 
 _DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
 """The settings that determine which records a pass may remove. A change of them ends the pass."""
@@ -109,8 +109,8 @@ class Compaction:
         return is_same and all(log.item_of(source) is not None for source in self.sources)
 
     def survivors(self, item: LogItem, first: int, columns: Columns) -> Sequence[int] | None:
-        """The numbers of the records of a batch that stay; None if all stay. `item` is the batch's
-        ledger, `first` the batch's first offset.
+        """The numbers of a batch's records that stay; None if all records stay. `item` is the
+        batch's ledger, `first` the batch's first offset.
         """
         kept = self._newest(item, first, columns)
         if columns.head.has_ttls:
@@ -164,7 +164,7 @@ class Pass:
 
     @property
     def dirty_share(self) -> float:
-        """The dirty ledgers' share of the bytes of all ledgers of the pass, from 0 to 1."""
+        """The share of the pass's bytes that dirty ledgers have, from 0 to 1."""
         dirty = sum(item.bytes for item in self.dirty)
         clean = sum(item.bytes for item in self.clean)
         return dirty / (dirty + clean) if clean else 1.0

@@ -59,7 +59,7 @@ class JobKind(Enum):
 
     CHECK = "check"
     """Find out whether this owner still owns the log. An owner that was displaced while idle has
-    not noticed, and must not answer from memory."""
+    not noticed its end, and must not answer from memory."""
     ROLL = "roll"
     PUBLISH = "publish"
     RELEASE = "release"

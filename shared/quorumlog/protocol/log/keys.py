@@ -157,8 +157,8 @@ class Bucket:
     """One verified bucket of an index."""
 
     def __init__(self, data: bytes, *, buckets: int, ledger_id: int, last_entry: int) -> None:
-        """Verify that `data` is a bucket of an index with `buckets` buckets, of the ledger
-        `ledger_id`, which ends at `last_entry`. Raises: BadIndex.
+        """Verify that `data` is a bucket of the index of ledger `ledger_id`. The index has
+        `buckets` buckets, and the ledger ends at `last_entry`. Raises: BadIndex.
         """
         at = _HEAD.size + _DIGEST_BYTES
         if len(data) < at:
@@ -167,7 +167,7 @@ class Bucket:
         version, bits, self.number, count, about, last = _HEAD.unpack(head)
         self._bits = bits
         if (version, 1 << bits, about, last) != (_VERSION, buckets, ledger_id, last_entry):
-            raise BadIndex(f"the bucket is of another index, of ledger {about} to entry {last}")
+            raise BadIndex(f"the bucket is of another index: ledger {about} to entry {last}")
         if len(columns) != count * _PAIR_BYTES or data[_HEAD.size : at] != _digest(head, columns):
             raise BadIndex(f"bucket {self.number} is damaged: its size or digest is wrong")
         self.size = len(data)

@@ -540,7 +540,7 @@ class DeletionAsked:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Take the log over no more, and give it up if this process owns it, because the process is
+    """Don't take the log over again, and give it up if this process owns it, because the process is
     about to end. Answered by None.
     """
 

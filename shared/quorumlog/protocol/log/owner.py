@@ -347,7 +347,7 @@ class Owner:
         while pipe.in_flight and pipe.in_flight[0].entry_id <= self._durable_to:
             self._acknowledge()
         if pipe.is_over and not pipe.in_flight:
-            # The log has ended. The next request closes it, and no ledger follows (rule 25b).
+            # The log has ended. The next request closes the log, and no ledger follows (rule 25b).
             self._end(None, now)
             return
         pipe.producers.forget(now_ms=now.expiry_ms(pipe.appended_ms))

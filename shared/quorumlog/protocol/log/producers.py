@@ -25,7 +25,7 @@ appended left no record, and a request that is appended again is checked again. 
 s is 0, so no producer is new once any producer was forgotten.
 
 Invariants:
-  - `next_seq` of a producer counts begun requests; its answers are to acknowledged requests;
+  - `next_seq` of a producer counts begun requests; `answers` has only acknowledged requests;
   - the table has at most PRODUCERS_MAX producers; the producer that was silent longest is forgotten
     first, but no producer with a request in flight;
   - a producer with an acknowledged request is in the table, or all its records are below
@@ -92,7 +92,8 @@ class ProducerTable(Generic[P]):
             )
         if state is not None and request.epoch < state.epoch:
             raise StaleProducer(
-                f"producer {request.id} is in epoch {state.epoch}: epoch {request.epoch} has ended",
+                f"epoch {request.epoch} of producer {request.id} has ended: use epoch {state.epoch}"
+                " or a higher epoch",
                 producer_epoch=state.epoch,
             )
         if state is None or request.epoch > state.epoch:

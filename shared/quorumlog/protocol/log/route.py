@@ -7,7 +7,7 @@
 A gateway owns a log while it writes the last ledger in the log's metadata. Compare-and-swap decides
 which gateway owns the log, and probing an owner only avoids needless takeovers. A handover may
 change the owner (`handover.py`). Only one handover runs at a time, and requests that find no owner
-wait for its end. Owner and takeover are separate machines, which the route steps.
+wait for its end. Owner and takeover are separate machines, to which the route passes events.
 
 Invariants (checked by `check`):
   - a live owner here and an owner elsewhere are never known at the same time (rule 22);

@@ -1,6 +1,6 @@
 """A log's metadata, which is an ordered list of ledgers, and all changes of it.
 
-Values are immutable. A transform keeps the version from which it was made, as with ledgers.
+Values are immutable. A transform's result keeps the version that it was made from, as with ledgers.
 
 Invariants (checked by `check`):
   - I33: offsets of the items grow, and known borders meet (`last_offset` + 1 is the next
@@ -237,8 +237,8 @@ class LogMetadata(Value):
     sequence."""
     created_at: Text = ""
     attempt: AttemptOrNone = ""
-    """The token of the change that made this version, because versions of two histories may have
-    equal numbers (rule 18a). Empty if the store keeps no tokens."""
+    """The token of the change that made this version. It distinguishes versions of two histories
+    with equal numbers (rule 18a). Empty if the store keeps no tokens."""
     archived_through: Number | None = None
     """The offset below which all records are archived elsewhere; None if no record is."""
     deletion_protection: bool = False
