@@ -267,9 +267,7 @@ class Columns:
         return struct.unpack_from(f">{self.count}I", self.data, self.ttls_at)
 
     def lasting(self, time_ms: int, now_ms: int) -> Sequence[int]:
-        """The numbers of the records that have not expired at `now_ms`. `time_ms`: the batch's
-        append time.
-        """
+        """The numbers of the records that have not expired at `now_ms`. `time_ms`: append time."""
         if self.ttls_at is None:
             return range(self.count)
         age_ms = now_ms - time_ms

@@ -7,12 +7,10 @@ last trusted time plus the monotonic time since, and with its own machine's cloc
 from typing import Final
 
 CLOCK_DIFFERENCE_S: Final = 60.0
-"""The largest difference between two clocks that count as equal, because answers take time to
-arrive. Chosen by judgement."""
+"""Two clocks agree up to this difference, because answers take time. Chosen by judgement."""
 
 STEADY_S: Final = 600.0
-"""The time for which a clock that jumped must run steadily before it is trusted again. Chosen by
-judgement."""
+"""How long a clock must run steadily after a jump to be trusted again. Chosen by judgement."""
 
 
 class DatabaseClock:
@@ -30,7 +28,7 @@ class DatabaseClock:
         self._heard_ms: float | None = None
         """Database time minus monotonic time in the last answer."""
         self._since_s = 0.0
-        """The monotonic time of the first of the answers that agree with each other but are not
+        """Monotonic time of the first of the answers that agree with each other but aren't
         trusted."""
         self.doubt = "the database's clock has not been read yet"
         """The reason why nothing may be deleted by age; empty if such deletions are allowed."""

@@ -47,8 +47,7 @@ class RowSpread(Keyed):
     """The number of copies that bookies confirmed, including bookies that are not members."""
     _awaited: frozenset[str] = frozenset()
     _lacking: int = field(init=False)
-    """How many more members of the last fragment must get a copy. Qw - Qa members may lack a
-    copy."""
+    """How many more members of the last fragment must get a copy. Qw - Qa members may lack it."""
 
     def __post_init__(self) -> None:
         quorum = self.row.quorum
@@ -120,8 +119,8 @@ def end_after(reported: LedgerMetadata, copies: int, found: LedgerMetadata) -> E
 class LacByCoverage(Keyed):
     """Finds the highest LAC that a covering set of the last fragment's bookies returns, or the
     entry before that fragment if that entry is higher. No process has reported a higher LAC,
-    because an ack quorum stores each reported LAC, and every covering set includes a bookie of that
-    ack quorum.
+    because an ack quorum stores each reported LAC, and each covering set has a bookie of that
+    quorum.
     """
 
     row: LedgerMetadata

@@ -26,9 +26,7 @@ def slack_s(idle_s: int) -> float:
 
 
 class Kept:
-    """A keeper's memory of the last use of each log, by the keeper's term, in seconds of time
-    awake.
-    """
+    """A keeper's memory of the last use of each log, by the keeper's term, in time awake."""
 
     def __init__(self) -> None:
         """Start with an empty memory."""
@@ -67,8 +65,7 @@ class Kept:
             self._gone.popitem(last=False)
 
     def forget(self, terms: Collection[str]) -> None:
-        """Forget logs that no longer exist or have another keeper. None of them is being deleted.
-        """
+        """Forget logs that no longer exist or have another keeper. No deletion may be running."""
         for term in terms:
             self._used_s.pop(term, None)
             self._expired.discard(term)

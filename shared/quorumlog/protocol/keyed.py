@@ -104,8 +104,7 @@ def left_out(hint: Any) -> str | None:
 
 
 def _way(hint: Any) -> _Way | None:
-    """The copy and key functions for a field of this type; None if the type's values are immutable.
-    """
+    """The copy and key functions for a field of this type; None if its values are immutable."""
     if get_origin(hint) is Annotated:
         return _PART if IsKeyed in hint.__metadata__ else _way(hint.__origin__)
     origin, args = get_origin(hint), get_args(hint)

@@ -98,9 +98,8 @@ class SendFence:
 class SendRead:
     """Ask a member for entries first..last. Answered by ReadAnswered.
 
-    `fence`: a recovery read; the bookie fences durably before it answers (X1). `from_disk`: a repair
-    verifies copies; the bookie waits for pending writes and reads its disk
-    (rule 20a).
+    `fence`: a recovery read; the bookie fences durably before it answers (X1). `from_disk`: a
+    repair verifies copies; the bookie waits for pending writes and reads its disk (rule 20a).
     """
 
     position: int

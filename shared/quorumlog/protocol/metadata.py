@@ -105,13 +105,11 @@ PREDECESSORS_KEPT = 4
 """Number of predecessors in a lineage, so that a rebuild can bridge up to 3 missing ledgers."""
 
 SHARED_KEPT = 64
-"""Maximum shared ledgers in a fork's lineage, which have 16 GiB with default limits. Chosen by
-judgement."""
+"""Maximum shared ledgers in a fork's lineage, 16 GiB by default. Chosen by judgement."""
 
 
 REPLACED_MAX = 1000
-"""Maximum ledgers that one ledger replaces. Each copy of its metadata lists all of them (rule 27c).
-Chosen by judgement."""
+"""Maximum ledgers that one ledger replaces. Each copy of its metadata lists them (rule 27c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +278,7 @@ class LedgerMetadata(Value):
         """Return metadata for the copies that inform members of a deletion (rule 18e).
 
         `attempt`: the deletion's token; empty if the store has no tokens. With OF_LOG, the version
-        stays the same, because the tombstone's copy has the next version, and members must still
-        accept that copy later.
+        stays: the tombstone's copy, which members must still accept later, has the next version.
         """
         version = self.version if deletion is Deletion.OF_LOG else self.version + 1
         return replace(self, version=version, attempt=attempt, deletion=deletion)
@@ -333,8 +330,7 @@ class LedgerMetadata(Value):
 
     def with_leaving_released(self, first_entry: int, target: str) -> "LedgerMetadata":
         """Return metadata without the repair of this fragment to `target`. The members that the
-        repair kept may then drop the ledger, because `target` has a copy of the metadata (rule
-        20b).
+        repair kept may then drop the ledger, because `target` has a copy (rule 20b).
         """
         repairs = tuple(
             r for r in self.repairs if (r.first_entry, r.target) != (first_entry, target)

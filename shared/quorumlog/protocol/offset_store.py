@@ -32,16 +32,14 @@ _SLACK: Final = 10_000
 _TRUNCATE_EVERY: Final = 1000
 """Number of unneeded records after which the log is truncated. Only whole ledgers are dropped."""
 _KEPT_RECORDS: Final = 10_000
-"""Number of newest records that stay in the log, because their tokens identify retries (rule 32).
-Chosen by judgement."""
+"""Number of newest records that stay in the log: their tokens identify retries (rule 32)."""
 _SLACK_CHARS: Final = 64 << 20
 """Characters that the log may have beyond four times the characters of the current rows. Matters
 only for large rows, such as rows of queues."""
 _TRUNCATE_CHARS: Final = 16 << 20
 """Characters of new rows after which the log is truncated, even if few records are unneeded."""
 _KEPT_CHARS: Final = 64 << 20
-"""Maximum characters of the records that stay in the log because of their tokens. Chosen by
-judgement."""
+"""Maximum characters of records that stay in the log for their tokens. Chosen by judgement."""
 _TRIES: Final = 20
 """Maximum tries to decide a request. A try fails if another gateway appends first."""
 

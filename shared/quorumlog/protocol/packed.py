@@ -41,8 +41,7 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(data: S) -> S | bytes:
-    """Decompress a batch's columns, at most BATCH_BYTES_MAX. An uncompressed batch is returned
-    unchanged.
+    """Decompress a batch's columns, at most BATCH_BYTES_MAX. Leaves an uncompressed batch as it is.
 
     Raises: BadBatch. Decompresses at most one byte more than the size that the head states.
     """

@@ -71,7 +71,7 @@ class Taken:
     limit: str = ""
     """The bound that keeps the queue from giving further records; empty: none."""
     wait_ms: int = -1
-    """Milliseconds until the first lease or delay ends; -1 if there is none, or records were
+    """Milliseconds until the first lease or delay ends; -1 if there is none or records are
     given."""
     order: str = Order.NONE
     floor: int = 0

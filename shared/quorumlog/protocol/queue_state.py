@@ -95,8 +95,7 @@ class Queue:
     failed: str = ""
     """The code of the last error of an append to the dead-letter log; empty: no error."""
     settings_version: int = 0
-    """The version of the last change of the settings, or of the queue's creation if there was
-    none."""
+    """The version of the last change of the settings, or of the queue's creation if there was none."""
 
     @property
     def key(self) -> Key:
@@ -165,8 +164,7 @@ class Queue:
         return replace(self, attempts=tuple(left))
 
     def acknowledged(self, offsets: Offsets) -> "Queue":
-        """The queue with these records done, and the floor raised to the first unfinished record.
-        """
+        """The queue with these records done, and the floor at the first unfinished record."""
         offsets -= offsets.below(self.floor)
         attempts = tuple((count, left) for count, each in self.attempts if (left := each - offsets))
         return replace(self, acked=self.acked | offsets, attempts=attempts).raised(self.floor)
@@ -180,9 +178,7 @@ class Queue:
         return replace(self, floor=floor, acked=acked)
 
     def trimmed(self, first_offset: int) -> "Queue":
-        """The queue without records below the log's first offset. Unfinished records among them
-        count as lost.
-        """
+        """The queue without records below the log's first offset. Unfinished records are lost."""
         if first_offset <= self.floor:
             return self
         done = len(self.acked.below(first_offset)) + len(self.moving.below(first_offset))

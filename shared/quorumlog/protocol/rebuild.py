@@ -73,8 +73,7 @@ class Registered:
 
     incarnation: int
     born_at: str = ""
-    """The directory's registration time, as `created_at`; "" if only the bookie reported the
-    directory."""
+    """The directory's registration time, as `created_at`; "" if only the bookie reported it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,7 @@ class LedgerPlace:
 
     @property
     def published_ms(self) -> int:
-        """The time at which a transaction published the ledger; 0 if no transaction did, or if the
-        time is unknown.
-        """
+        """The time at which a transaction published the ledger; 0 if not published or unknown."""
         return 0 if self.lineage is None else self.lineage.published_ms
 
     @property
@@ -88,9 +86,7 @@ class LedgerPlace:
 
     @property
     def begins_log(self) -> tuple[int, ...]:
-        """(_NOTHING,) if the first ledger of `before` was the log's first, or if this ledger was;
-        else ().
-        """
+        """(_NOTHING,) if the first ledger of `before`, or else this ledger, was the log's first."""
         is_reported = self.lineage is not None and len(self.before) < PREDECESSORS_KEPT
         return (_NOTHING,) if is_reported else ()
 
@@ -118,8 +114,7 @@ class LogDecision:
     placed (uncommitted transactions), are empty, were released, or are of an earlier log.
     """
     holes: tuple[int, ...] = ()
-    """Ledgers of the log whose metadata is missing, because no copy was found or the copies prove
-    nothing."""
+    """Ledgers of the log whose metadata is missing, because copies are missing or prove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,8 +360,7 @@ class _Found:
         ]
 
     def ordered(self, items: Iterable[LogItem]) -> tuple[LogItem, ...]:
-        """Sort items by place. An item without a place comes last, because it has no records yet.
-        """
+        """Sort items by place. An item without a place has no records yet, and comes last."""
         return tuple(
             sorted(
                 items,
@@ -428,8 +422,7 @@ class _Found:
     ) -> str:
         """The error if a ledger at the beginning of the log may be unknown; else "". If a ledger
         before the first item is deleted, the log has released that ledger, or another ledger has
-        replaced it (rule 27c). `hides`: whether bookies with copies of any ledger may be lost or
-        silent.
+        replaced it (rule 27c). `hides`: whether bookies with copies may be lost or silent.
         """
         hides = hides or any(one.hides_next for one in self.ledgers.values())
         first = items[0].first_offset if items else None
@@ -502,8 +495,8 @@ class _Found:
 
     def gap(self, items: Sequence[LogItem]) -> str:
         """The error if an unknown ledger is missing; else "". No ledger is missing between two
-        ledgers if the second ledger's metadata names the first ledger as its predecessor, or is
-        from a release without lineages.
+        ledgers if the second ledger's metadata names the first ledger as its predecessor, or has no
+        lineage.
         """
         solid = [item for item in items if not item.is_empty]
         for before, after in pairwise(solid):

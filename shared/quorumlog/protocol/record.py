@@ -418,8 +418,7 @@ def _heads(ledger_id: int, ids: bytes, lacs: bytes, lengths: bytes) -> Iterable[
 
 
 def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
-    """Make a run of unchanged entries of one ledger. Needs at least one entry, in ascending order.
-    """
+    """Make a run of the unchanged entries of one ledger, at least one, in ascending order."""
     count = len(entries)
     return Run(
         b"".join(

@@ -119,8 +119,8 @@ class FragmentRepair(Keyed):
     last: int | None = None
     """The last entry to check if `target` is `leaving`; None for the fragment's last entry."""
     held: InitVar[Ranges] = ()
-    """Ascending ranges that a new target claims to hold. These entries are not copied, but verified
-    like all other entries.
+    """Ascending ranges that a new target claims to hold. These entries are verified, but not
+    copied.
     """
     read_entries: int = READ_ENTRIES
     stage: Stage = Stage.IDLE

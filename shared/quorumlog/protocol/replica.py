@@ -302,9 +302,8 @@ class Replica(Keyed):
         return self._took(RunStored(run, self.ledger_key, replaces=True))
 
     def drop(self) -> Verdict:
-        """Drop the ledger's entries, because the ledger is CLOSED and other bookies store them. The
-        ledger stays fenced, and answers that report the fence wait until the record is on disk
-        (I13).
+        """Drop the entries of this CLOSED ledger, which other bookies store. The ledger stays
+        fenced, and answers that report the fence wait until the record is on disk (I13).
         """
         was_fenced = self.is_fenced
         verdict = self._took(EntriesDropped(self.ledger_key or b""))
@@ -424,8 +423,8 @@ class Replica(Keyed):
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
         """Whether a normal add is for an older incarnation, whose fence may be lost (rule 15, X3).
-        Adds for this incarnation pass, because the metadata named this incarnation after the loss,
-        so none of its fences are lost.
+        Adds for this incarnation pass, because its fences are not lost: the metadata named it after
+        the loss.
         """
         return not asked.recovery and self._is_older(asked.member)
 
@@ -510,8 +509,7 @@ class Replica(Keyed):
         )
 
     def _kept_row(self, asked: AddAsked) -> tuple[ReplicaRecord, ...]:
-        """Store the add's copy of the metadata if it is new. It is synced with the add's entries.
-        """
+        """Store the add's copy of the metadata if it is new. It is synced with the entries."""
         row = asked.row
         if row is None or row.name in self.holdings.row_names:
             return ()

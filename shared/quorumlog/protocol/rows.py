@@ -27,8 +27,7 @@ CHANGES_MAX: Final = 1024
 """Maximum requests of one batch. A version is the batch's offset times this number, plus the index
 of the change in the batch."""
 REMEMBERED_MAX: Final = 20_000
-"""Maximum remembered tokens of changes (rule 32), which take some megabytes. Chosen by
-judgement."""
+"""Maximum remembered tokens of changes (rule 32), which take some megabytes. Chosen by judgement."""
 
 _CARRIED_CHARS: Final = 1 << 20
 """Characters of old rows that one append writes again. Chosen by judgement."""

@@ -29,8 +29,7 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.window import Window, part_of, positions
 
 RANGES_MAX: Final = 64
-"""Maximum missed ranges of one member. Further ranges are merged into one range, because a repair
-checks all its entries anyway."""
+"""Maximum missed ranges of one member. Further ranges are merged: a repair checks all entries."""
 
 
 def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
@@ -69,8 +68,8 @@ class Slots(Keyed):
     suspects: frozenset[str] = frozenset()
     """Members that failed. They can't join a slot until this set is cleared (L6)."""
     missed: tuple[MissedRange, ...] = ()
-    """Confirmed entries that members lack. The next metadata change adds them to the repair queue
-    (rule 8)."""
+    """Confirmed entries that members lack. The next metadata change queues their repair (rule
+    8)."""
     armed: frozenset[Timer] = frozenset()
     """Timers that are running, at most one of each kind."""
     row: LedgerMetadata | None = None
@@ -79,8 +78,8 @@ class Slots(Keyed):
     _ledger_key: bytes = b""
     _generation: int = -1
     _generations: tuple[int, ...] = ()
-    """By slot, the generation in which its member joined; answers of earlier generations don't
-    count (rule 7)."""
+    """By slot, the generation in which its member joined; earlier generations don't count (rule
+    7)."""
     _since: tuple[int, ...] = ()
     """For each slot, the first tick of the silence timer that covers the slot's requests."""
     _tick: int = 0
@@ -137,8 +136,7 @@ class Slots(Keyed):
     def is_current(self, event: AddAnswered) -> bool:
         """Whether an answer counts. Answers of a member that was replaced since the request do not
         count (rule 7, I18, X7). For unconfirmed entries, a writer also ignores answers to requests
-        before an ensemble change, because the member has only a copy of the old metadata (rule
-        18b).
+        before an ensemble change, because the member has only the old metadata (rule 18b).
         """
         came = self._generations[event.position]
         if event.member != self.members[event.position] or event.generation < came:
@@ -157,7 +155,7 @@ class Slots(Keyed):
             self.window.answered(pending, event.position)
 
     def fail(self, position: int) -> bool:
-        """Mark a slot as down, and stop waiting for its answers. False if it was down before."""
+        """Mark a slot as down, and stop awaiting its answers. False if it was down before."""
         if self.down & 1 << position:
             return False
         self.down |= 1 << position

@@ -191,8 +191,7 @@ class Tally(Keyed):
                 yield entry_id
 
     def runs(self, first: int, last: int) -> Run:
-        """The copies of entries first..last, all present, as one run of unchanged bytes (rule 2).
-        """
+        """The copies of entries first..last, all present, as one run, bytes unchanged (rule 2)."""
         run = self.found[first]
         if run.first == first and run.last == last and run.count == last - first + 1:
             return run

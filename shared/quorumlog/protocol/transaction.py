@@ -66,8 +66,7 @@ class Transaction(Value):
     """Whether another transaction had committed the app's version, so nothing was published."""
     ledgers: tuple[TransactionLedger, ...] = ()
     requested: tuple[LedgerId, ...] = ()
-    """The ledgers that the commit named, in order. A retry of the commit must name the same
-    ledgers."""
+    """The ledgers that the commit named, in order. A retry must name the same ledgers."""
     created_at: Text = ""
     expires_at: Text = ""
 

@@ -114,8 +114,7 @@ class LedgerWriter(Keyed):
     _next: int = field(init=False)
     _length: int = 0
     _unwanted: int = 0
-    """Positions to replace on request (rule 21), as a bit mask. They stay in use until they are
-    replaced."""
+    """Positions to replace on request (rule 21), as a bit mask. They are in use until replaced."""
     _refusals: dict[int, Status] = field(default_factory=dict)
     """The status with which each position's current member refused an add, by position."""
     _slots: Slots = field(default_factory=Slots)

@@ -32,8 +32,8 @@ GROUP_BYTES_MAX: Final = 256 << 20
 
 DIRTY_BYTES_MIN: Final = 1 << 20
 """Minimum dirty bytes for a pass, unless it is the log's first pass or has MERGED_MIN dirty
-ledgers. Chosen by judgement, because a ledger can replace at most REPLACED_MAX ledgers, and each
-pass may replace more."""
+ledgers. Chosen by judgement: a ledger can replace only REPLACED_MAX ledgers, and each pass adds to
+their number."""
 
 _DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
 """The settings that determine which records a pass may remove. A change of them ends the pass."""
@@ -152,8 +152,7 @@ class Pass:
     @property
     def is_due(self) -> bool:
         """Whether the share of dirty bytes has reached `max_dirty_percent`, and there are enough
-        dirty ledgers or bytes. Otherwise a pass would often rewrite all clean ledgers to remove few
-        records.
+        dirty ledgers or bytes. Otherwise passes would often rewrite clean ledgers for few records.
         """
         is_enough = (
             not self.clean
@@ -302,9 +301,8 @@ class PassState:
         return None if self.is_over else (items, compaction)
 
     def rewritten(self, row: LogMetadata | None) -> None:
-        """Record that a group was rewritten. `row`: the log's new metadata; None, after a failed
-        rewrite, ends the pass, because no ledger may become clean before earlier ledgers (clause
-        3).
+        """Record that a group was rewritten. `row`: the log's new metadata; None (the rewrite
+        failed) ends the pass, because ledgers become clean in order (clause 3).
         """
         assert self._groups is not None
         self._groups.popleft()

@@ -41,8 +41,7 @@ _PAIR_BYTES: Final = 12
 _HINTS_BYTES: Final = 256
 """Bytes of memory of `Hints` and their place in a cache, besides the hints."""
 _HINT_BITS: Final = 16
-"""Bits of each hash in `Hints`: one lookup in about 50 finds a hint although the bucket lacks the
-key."""
+"""Bits of each hash in `Hints`: one in about 50 lookups of absent keys finds a hint."""
 
 _PART_BITS: Final = 12
 """Pairs in memory are kept in 2^12 parts, by the high bits of their hashes. An index has at most

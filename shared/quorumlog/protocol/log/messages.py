@@ -156,8 +156,7 @@ class ReadTransaction:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """End a transaction, and publish these ledgers by a compare-and-swap of the log's metadata.
-    Answered by Committed or RowChanged. If `log` is None, only returns the answer to the first
-    commit.
+    Answered by Committed or RowChanged. If `log` is None, only returns the first commit's answer.
     """
 
     transaction: str
@@ -426,8 +425,7 @@ class Settled:
 
     again: Again
     begun: frozenset[RequestKey] = frozenset()
-    """The requests in `again` that had an offset, and must not be appended to a later log (rule
-    27b)."""
+    """The requests in `again` that had an offset: a later log must not get them (rule 27b)."""
 
 
 @dataclass(frozen=True, slots=True)

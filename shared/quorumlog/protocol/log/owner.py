@@ -379,8 +379,7 @@ class Owner:
             self._out.append(Submit(self.ledger_id, first, payloads, self._refusals, one_by_one))
 
     def _refused(self, event: SubmitRefused, now: Now) -> None:
-        """Submit refused entries singly, reject them, or leave them to the next owner (rule 24a).
-        """
+        """Submit refused entries singly, reject or leave them to the next owner (rule 24a)."""
         if (event.ledger_id, event.number) != (self.ledger_id, self._refusals):
             return
         self._refusals += 1

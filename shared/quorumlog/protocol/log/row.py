@@ -40,8 +40,8 @@ from quorumlog.protocol.values import (
 )
 
 PRODUCERS_MAX = 1000
-"""Maximum producers that a log remembers. The producer that was silent longest is forgotten first
-(rule 26)."""
+"""Maximum producers that a log remembers. It forgets the longest-silent producer first (rule
+26)."""
 
 ANSWERS_MAX = 64
 """Maximum answers kept for each producer, so that a retry gets the first answer. Clients have fewer
@@ -233,8 +233,7 @@ class LogMetadata(Value):
     """The latest append time in all ledgers except the last. Stored because append times never go
     back (rule 26b)."""
     stream_seq: Annotated[Text, Bounds(max_length=STREAM_SEQ_BYTES_MAX)] | None = None
-    """The last stream sequence before the last ledger (rule 25a); None if no request had a stream
-    sequence."""
+    """The last stream sequence before the last ledger (rule 25a); None if there was none."""
     created_at: Text = ""
     attempt: AttemptOrNone = ""
     """The token of the change that made this version. It distinguishes versions of two histories
