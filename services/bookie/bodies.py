@@ -75,7 +75,7 @@ class LimboProgress:
     """Number of ledgers in limbo now."""
     cleared: int = 0
     checked_entries: int = 0
-    """Number of entries that metadata places here, in ledgers whose limbo has ended."""
+    """Number of entries that belong on this bookie by the metadata, in ledgers that have left limbo."""
     copied_entries: int = 0
     missing_entries: int = 0
     """Number of entries that the final checks found missing and queued for repair."""

@@ -253,7 +253,7 @@ class Reads:
         is_advised: bool = False,
         from_disk: bool = False,
     ) -> FoundParts:
-        """Read the runs in these extents, except damaged ones, in a thread."""
+        """Read the undamaged runs in these extents, in a thread."""
         if not wanted:
             return []
         work = partial(

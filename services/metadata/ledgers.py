@@ -369,7 +369,9 @@ async def _join_transaction(
         state = await connection.fetchval("SELECT state FROM transactions WHERE id = $1", name)
         raise _ENDED_ERRORS.get(state, errors.NoSuchTransaction)(f"transaction {name}", log=row.log)
     if log != row.log:
-        raise errors.InvalidRequest(f"the transaction is for the log {log}, not {row.log}")
+        raise errors.InvalidRequest(
+            f"the transaction is for the log {log}: begin one for {row.log}"
+        )
     await connection.execute(
         "INSERT INTO transaction_ledgers (ledger_id, transaction, partition, attempt)"
         " VALUES ($1, $2, $3::text::bigint, $4::text::bigint)",

@@ -126,7 +126,7 @@ class RepairStore(RowStore):
         return repair_bodies.RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
-        """Make all items that wait after a failure due now. Idempotent."""
+        """Let all items that failed be retried now, instead of after their pause. Idempotent."""
         while await self._hurry_some() != "UPDATE 0":
             pass
 

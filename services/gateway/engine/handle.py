@@ -182,7 +182,8 @@ class WriteHandle:
         first = self._next
         if expect is not None and expect != first:
             raise errors.UnexpectedEntryId(
-                f"the next entry id is {first}, but the request expects {expect}",
+                f"the next entry id is {first}, but the request expects {expect}: "
+                f"check the entries before {first}",
                 ledger_id=self.ledger_id,
                 next_entry_id=first,
             )

@@ -287,7 +287,7 @@ def show_repeatedly(
 
 
 def parse_urls(urls: str) -> list[str]:
-    """Parse URLs separated by commas. Raises: typer.BadParameter for a malformed URL or none."""
+    """Parse one or more URLs, separated by commas. Raises: typer.BadParameter."""
     found = [url.strip() for url in urls.split(",") if url.strip()]
     for url in found:
         if not re.match(r"https?://[^/]", url):

@@ -138,7 +138,7 @@ class Directory:
         return tuple(sorted(order, key=lambda member: order[member]))
 
     def census(self) -> str:
-        """The numbers of bookies by state, for messages, since not all live bookies accept entries."""
+        """The number of bookies in each state, for errors: live bookies need not accept entries."""
         states = Counter(bookie.state for bookie in self.bookies)
         lost = states.pop("lost", 0)
         live = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

@@ -127,8 +127,11 @@ class ServiceSettings(Settings):
         " addresses and the advertised host are always allowed; `*` allows all names, and so DNS"
         " rebinding",
     )
-    cluster_secret: SecretStr | None = None
-    """the secret by which the cluster's services authenticate; a second line is accepted too"""
+    cluster_secret: SecretStr | None = Field(
+        default=None,
+        description="the secret with which the cluster's services authenticate; with two lines,"
+        " services send the secret in the first line and accept both",
+    )
     tls_cert_file: Path | None = Field(
         default=None,
         description="certificate that identifies this process to the other services of its cluster"

@@ -315,7 +315,7 @@ class FragmentRepair(Keyed):
                 self._is_stalled = True
                 self._out.append(StartTimer(Timer.RETRY))
         elif event.refuses(self._update):
-            self._fail("version-conflict", detail=f"{self.target} is no longer registered")
+            self._fail("version-conflict", detail=f"target {self.target} is unregistered")
         else:
             self._update = None
             self._begin(event.metadata)

@@ -497,7 +497,7 @@ def query_of(options: WriteOptions) -> Whose:
 
 
 def batch_of(options: WriteOptions) -> Whose:
-    """The transaction of a batch write: by the options' app and version, else a new transaction.
+    """The transaction that the options' app and version identify, or else a new transaction.
 
     A transaction without an app leaves no trace after its end, but needs the log's name. Without
     the name, the transaction belongs to a new app.

@@ -341,7 +341,8 @@ class LedgerUse(Body):
 
 class BookieUses(Body):
     """`GET /v1/bookies/{name}/uses`: the numbers of ledgers and repairs that name a bookie in any
-    incarnation, and the `first` of these ledgers by id. The target of a repair counts, too.
+    incarnation, and the `first` of these ledgers by id. Includes the ledgers that are being
+    repaired to the bookie.
     """
 
     bookie: values.BookieName

@@ -25,7 +25,8 @@ RequestKey = Any
 """The driver's hashable key of a client's request."""
 
 QuestionNumber = int | tuple[int, int]
-"""The number of a question; for an owner or takeover within a route: (tenure, number)."""
+"""Identifies a request that a machine sent, so that its answer can be matched. If an owner or takeover
+sent it within a route machine: (number of the owner or takeover, number of the request)."""
 
 Finish = Callable[[LogMetadata], LogMetadata]
 """A further change of the metadata in a takeover's compare-and-swap, such as open or close."""
