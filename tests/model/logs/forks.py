@@ -77,7 +77,7 @@ class Forks:
         for fork in tuple(self.alive):
             await self.check(fork)
             gateway = self.pick()
-            await look_up(gateway, fork.name, await gateway.contents(fork.name))
+            await look_up(gateway, fork.name, await gateway.contents(fork.name), self.may_lack)
         for fork in tuple(self.alive):
             await self.delete(fork)
 

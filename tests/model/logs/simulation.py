@@ -710,7 +710,7 @@ class Run:
                 raise Violation(f"{other.writer.id} reads another log")
         await self.seek(whole)
         for other in alive:
-            await look_up(other, NAME, whole)
+            await look_up(other, NAME, whole, self.judge.has_expired)
         await self.forks.end()
         await self.repeats.end()
         await self.check_limits(gateway)
