@@ -278,7 +278,9 @@ class Store:
         bytes_max: int,
         done: Callable[[ReadAnswer], None],
     ) -> None:
-        """Read. `done` is called when the answer's records are on disk and its bytes in memory."""
+        """Read. `done` is called once the log records that the answer depends on, such as a fence,
+        are on disk, and the answer's bytes are in memory.
+        """
         unknown = ReadAnswer(Status.UNKNOWN, NO_ENTRY, None, ())
         if ledger_id in self.withheld:
             done(unknown)

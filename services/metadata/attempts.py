@@ -100,7 +100,9 @@ async def try_once(connection: Connection, once: Once | None, left: object = "")
 
 
 async def record_change(connection: Connection, target: str) -> None:
-    """Record a change without an attempt, so that its loss can be detected (rule 18a)."""
+    """Record a new token for a change that has none, so that a loss of the change can be
+    detected (rule 18a).
+    """
     await record_attempt(connection, str(uuid4()), target)
 
 

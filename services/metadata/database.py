@@ -138,7 +138,7 @@ class Database:
         """Start time of the server of the latest connection. A promoted standby has another start
         time, and so does a server that was restored from its write-ahead log."""
         self.waiting_commits = 0
-        """Number of abandoned changes that may still wait on the server."""
+        """Number of abandoned commits that may still wait, inside Postgres, for a standby."""
         self.counted = Counter[str]()
         """Counts of this process's committed transactions, for the metrics."""
         self.asked_about: str | None = None

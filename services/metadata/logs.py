@@ -224,7 +224,7 @@ class LogStore(RowStore):
     async def delete_orphan(self, connection: Connection, ledger_id: int) -> None:
         """Delete a ledger that was created for a log, but that the log does not reference.
 
-        The ledger may be open, since writers append only to ledgers that a log references.
+        The ledger may also be open: no writer appends to it, because no log references it.
         Raises: NoSuchLedger, OwnedByLog; InvalidRequest if the ledger was not created for a log.
         """
         row = await lock_ledger(connection, ledger_id)

@@ -83,7 +83,7 @@ async def lacking(connection: Connection, attempts: Sequence[str]) -> Sequence[s
 
 
 class KeptStore(RowStore):
-    """The store of the ledgers that bookies had to keep, for operators."""
+    """Lists the ledgers that bookies keep because the database lacks changes of them."""
 
     @transactional
     async def note(

@@ -31,7 +31,8 @@ class WitnessStore(RowStore):
 
     async def confirm(self) -> WitnessState:
         """Check that the database contains the request's witnesses and this process's tokens. The
-        response has at least one witness, and covers all witnesses that were checked.
+        response has at least one witness. A database that contains the response's witnesses also
+        contains all changes whose witnesses were checked.
 
         Raises: DatabaseWentBack.
         """

@@ -28,7 +28,9 @@ _BY_CODE: dict[str, type["QuorumLogError"]] = {}
 
 
 class QuorumLogError(Exception):
-    """A defect of quorumlog, or a state that should not occur. The service's log has details."""
+    """The base class of all errors. By itself, an internal error: a defect of quorumlog, or a state
+    that should not occur. The service's log has details.
+    """
 
     # Invariant: an error never changes after its construction, because one task may raise it while
     # another task reads it. Code that knows more about the error raises a copy (`replace`).

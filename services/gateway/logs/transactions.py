@@ -192,7 +192,9 @@ class _Checks:
         self._next: dict[str, asyncio.Task[TransactionState]] = {}
 
     async def check(self, transaction_id: str) -> None:
-        """Raise unless the transaction is OPEN. The request for the state is sent after this call."""
+        """Raise unless the transaction is OPEN. The state is from a request that
+        is sent after this call begins, never from a request in flight.
+        """
         following = self._next.get(transaction_id)
         if following is None:
             following = asyncio.create_task(self._ask(transaction_id))

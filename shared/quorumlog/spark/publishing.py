@@ -23,9 +23,9 @@ from quorumlog.spark.options import ClusterAccess
 log = logging.getLogger(__name__)
 
 PUBLISHED: Final = "published"
-"""Key in a query's progress, next to "0": the offset that this run has published."""
+"""Key in the offset that a query's progress shows: the offset that this run has published."""
 REFUSED: Final = "unpublished"
-"""Key in a query's progress, next to "0": the error code of the last failed publication."""
+"""Key in the offset that a query's progress shows: the error code of the last failed publication."""
 
 _DEADLINE_S: Final = 10.0
 """Deadline of a request with its retries, for which a batch waits; chosen by judgement."""
@@ -125,7 +125,7 @@ class ProgressPublisher:
                 self._put(path, known, {"If-None-Match": "*"})
                 return
             if shown["state"] == "log-replaced":
-                raise errors.LogReplaced("the offset's log was deleted: reset the consumer")
+                raise errors.LogReplaced("the consumer's offset is of a deleted log: reset it")
             if int(shown["offset"]) >= known.wanted:
                 known.done = int(shown["offset"])
                 return

@@ -131,7 +131,7 @@ class Request(NamedTuple):
     named_by: RowName | None = None
     """For an ADD: the version of the metadata that names the member (rule 18b)."""
     row: RowCopy | None = None
-    """A copy of the metadata `named_by`; None if the member has acknowledged a copy already."""
+    """A copy of the version in `named_by`; None if the member has already acknowledged a copy."""
 
 
 class ChannelAnswer(NamedTuple):

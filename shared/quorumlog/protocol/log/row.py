@@ -128,7 +128,7 @@ class LogItem:
 
 
 def ledgers_of(items: Iterable[LogItem]) -> set[int]:
-    """The ids of these items' ledgers, and of the indexes of their keys."""
+    """The ids of these items' ledgers, and of the ledgers with their key indexes."""
     named = (each for item in items for each in (item.ledger_id, item.index))
     return {each for each in named if each is not None and each != NO_KEYS}
 
