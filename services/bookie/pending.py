@@ -109,7 +109,7 @@ class PendingWrites:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether peers should wait, because so many records are queued."""
+        """Whether peers should wait, because over `bytes_max` / CROWDED_PART is queued."""
         return self.bytes * CROWDED_PART > self._bytes_max
 
     def when_roomy(self, notify: Callable[[], None]) -> None:

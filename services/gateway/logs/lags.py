@@ -35,7 +35,7 @@ OTHER_CONSUMERS: Final = "_other"
 log has this name."""
 
 _HEADS: Final = 1000
-"""Maximum logs per request for the ends of logs."""
+"""Maximum number of logs in a request for their ends."""
 _AT_ONCE: Final = 16
 """Maximum entries that are read concurrently."""
 

@@ -386,7 +386,7 @@ class Draft(RowDraft[Position]):
         return row
 
     def _used(self, row: Position) -> Position:
-        """Return the consumer, with a new time of use if the stored time is off by over a step."""
+        """Return the consumer, with the present time of use if the stored one is off by a step."""
         step_ms = min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS)
         return self._put(row) if abs(self._database_ms - row.used_ms) > step_ms else row
 

@@ -147,7 +147,8 @@ def load_own(
 
 def _no_password() -> str:
     raise ssl.SSLError(
-        "the key has a password: set it, or write the key without one, readable by its owner alone"
+        "the key has a password: set TLS_KEY_PASSWORD or PUBLIC_TLS_KEY_PASSWORD, or remove the"
+        " password from the key"
     )
 
 

@@ -120,7 +120,7 @@ class Rewrite:
         self._gap = 0
         """The number of offsets before the next batch that the new ledger doesn't cover yet."""
         self._last: batch.BatchHead | None = None
-        """The head of the last batch that lost all its records, in its form for the new ledger."""
+        """The new head of the last batch of which the rewrite removed all records."""
         self._result: LogMetadata | QuorumLogError | None = None
         self._spoiled: int | None = None
         """The old ledger that can never be rewritten, if any."""

@@ -295,7 +295,7 @@ def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
 
 
 def without_row(error: QuorumLogError, name: str) -> QuorumLogError:
-    """The client's error after a failed question about a ledger of the log `name`. If the ledger
+    """The error for the client after a request about a ledger of the log `name` has failed. If the ledger
     has no metadata but was not deleted, a rebuild has not restored it (rule 18f), and the next
     ledger's first offset is unknown.
     """
