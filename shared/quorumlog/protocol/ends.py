@@ -118,9 +118,8 @@ def end_after(reported: LedgerMetadata, copies: int, found: LedgerMetadata) -> E
 @dataclass(slots=True, eq=False)
 class LacByCoverage(Keyed):
     """Finds the highest LAC that a covering set of the last fragment's bookies returns, or the
-    entry before that fragment if that entry is higher. No process has reported a higher LAC,
-    because an ack quorum stores each reported LAC, and each covering set has a bookie of that
-    quorum.
+    entry before that fragment if that entry is higher. This is at least the LAC that the last
+    acknowledged entry contains, because each covering set has a bookie of the entry's ack quorum.
     """
 
     row: LedgerMetadata
