@@ -119,7 +119,7 @@ class LogDecision:
 
 @dataclass(frozen=True, slots=True)
 class DeletedLogs:
-    """What the copies of ledgers show about the deleted logs of one name (rule 18f, clause 7).
+    """The deleted logs of one name, as the copies of their ledgers show them (rule 18f, clause 7).
 
     Ledger ids alone don't prove that a log was deleted: after a backup was restored, a log that was
     created after the deletion can have ledgers with lower ids than the deleted log's ledgers.
@@ -142,11 +142,10 @@ class DeletedLogs:
         ids = [item.ledger_id for item in known.own]
         if not ids or not self._reach(max(ids), known.created_at):
             return None
-        if self.created_at:
-            return LogDecision(Action.TOMBSTONE)
+        # This may be another log: a restored database's clock can be behind, too.
         why = (
-            f"ledgers up to {self.through} were deleted with a log of this name, and no copy shows when that"
-            " log was created: if this log was deleted, delete it again"
+            f"ledgers up to {self.through} were deleted with a log of this name, but no copy shows that it was"
+            f" the log created at {known.created_at}: if this log was deleted, delete it again"
         )
         return LogDecision(Action.CONFLICT, why=why)
 
@@ -218,8 +217,8 @@ def decide_log(
             or found.misplaced(items)
             or found.gap(items)
         )
-    # A ledger made by a rewrite has records from before the log was CLOSED, because a rewrite never
-    # replaces the last ledger (rule 27c).
+    # A ledger made by a rewrite contains older records than the log's last ledger, which a rewrite
+    # never replaces (rule 27c). So it was not written after the log was CLOSED.
     later = [item for item in fresh if not item.replaced or item.ledger_id == items[-1].ledger_id]
     if known is not None and known.state is LogState.CLOSED and later:
         problem = f"the log is CLOSED, and ledger {later[0].ledger_id} was written later"
