@@ -43,7 +43,7 @@ its index all the time. Chosen by judgement."""
 
 
 class Disposal(Enum):
-    """What this bookie may drop of a ledger, according to the ledger's metadata."""
+    """The parts of a ledger that this bookie is allowed to drop by the ledger's metadata."""
 
     KEEP = auto()
     DROP = auto()

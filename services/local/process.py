@@ -52,8 +52,8 @@ class Become(Enum):
     NOBODY_WITH_DAC_OVERRIDE = "nobody past permissions"
     """setuid to `nobody` with CAP_DAC_OVERRIDE, if a parent folder is closed (mode 0700)."""
     NAMESPACE = "nobody in a user namespace"
-    """A user namespace in which this user is `nobody`. It is used if setuid is not allowed, or if
-    this user has no name (in containers with an arbitrary user id), because initdb then fails."""
+    """A user namespace that maps this user to `nobody`: for systems that don't allow setuid, and for
+    users without a name (containers with an arbitrary user id), because initdb rejects them."""
 
 
 @dataclass(frozen=True, slots=True)

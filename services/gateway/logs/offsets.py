@@ -204,7 +204,9 @@ async def _last_of(
 async def _place(
     ledger_id: int, ms: int, end: tuple[int, BatchHead], read_head: ReadAnyHead
 ) -> int:
-    """Count a ledger's records from before `ms`. `end`, the last entry, was appended later."""
+    """Count the records of a ledger that were appended before the time `ms`. `end` is the last
+    entry, which was appended at `ms` or later.
+    """
     low, (high, found) = 0, end
     while low < high:
         middle = (low + high) // 2
