@@ -46,12 +46,14 @@ class Forks:
         pick: Callable[[], Gateway],
         stored: Mapping[int, bytes],
         may_lack: Callable[[int], bool],
+        has_expired: Callable[[int], bool],
         seed: int,
     ) -> None:
         """`stored`: every record that a sealed ledger of the source ever held, by offset. `may_lack`: whether the source
         may lack the record at an offset, since it was removed or has expired.
         """
-        self.source, self.settings, self.may_lack = source, settings, may_lack
+        self.source, self.settings = source, settings
+        self.may_lack, self.has_expired = may_lack, has_expired
         self.pick, self.stored = pick, stored
         self.random = random.Random(f"forks-{seed}")
         self.count = 6 if self.random.random() < 0.3 else 0
@@ -77,7 +79,7 @@ class Forks:
         for fork in tuple(self.alive):
             await self.check(fork)
             gateway = self.pick()
-            await look_up(gateway, fork.name, await gateway.contents(fork.name), self.may_lack)
+            await look_up(gateway, fork.name, await gateway.contents(fork.name), self.has_expired)
         for fork in tuple(self.alive):
             await self.delete(fork)
 

@@ -145,6 +145,7 @@ class Run:
             pick=lambda: self.forks.random.choice(self.alive()),
             stored=self.judge.stored,
             may_lack=self.judge.may_lack,
+            has_expired=self.judge.has_expired,
             seed=seed,
         )
         self.repeats = Changes(
