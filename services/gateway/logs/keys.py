@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,13 @@ _PIECE_COST: Final = 64
 
 _AT_ONCE: Final = 8
 """The number of indexes that are read concurrently (chosen by judgement)."""
+
+_HINTS_SHARE: Final = 4
+"""Once lookups have read this fraction of an index, all its hints are read in the background. So
+hints cost at most four times the bytes of lookups, even if the cache evicts them at once."""
+
+_INDEXES_COUNTED: Final = 10_000
+"""Maximum indexes whose read buckets are counted. Beyond it, all counts begin again at zero."""
 
 _LOOKUPS_MAX: Final = 16
 """Maximum ledgers that one page covers, because their lookups read about as many bytes as a page.
@@ -141,6 +148,9 @@ class KeyReader:
         indexes that could not be used."""
         self._buckets = _Cache[Bucket](BUCKET_BYTES_MAX)
         self._hints = _Cache[Hints](HINT_BYTES_MAX)
+        self._bucket_reads = Counter[int]()
+        """The number of buckets without hints that lookups have read, by index."""
+        self._hints_task: asyncio.Task[None] | None = None
         self._scans = Scans()
 
     async def page(
@@ -433,25 +443,62 @@ class KeyReader:
             return ()
         bucket = self._buckets.get(place)
         if bucket is None:
-            bucket = await self._bucket(item, view, place[1])
+            (bucket,) = await self._read_buckets(item, view, place[1], place[1])
             self._scans.drop(item.ledger_id)
             self._buckets.put(place, bucket)
-            self._hints.put(place, bucket.hints())
+            if hints is None:
+                self._hints.put(place, bucket.hints())
+                self._count_read(item, view)
         return bucket.entries_of(key)
 
-    async def _bucket(self, item: LogItem, view: LedgerView, number: int) -> Bucket:
-        """Read and verify a bucket of an item's index. Raises: BadIndex."""
-        index, data = view.row.ledger_id, await self._reads.ended(item.ledger_id, is_fresh=False)
-        found = await self._reads.read(index, number, last=number, limit=1, view=view)
-        bucket = Bucket(
-            b"".join(bytes(each) for run in found.runs for each in run.payloads()),
-            buckets=view.last_add_confirmed + 1,
-            ledger_id=item.ledger_id,
-            last_entry=data.last_add_confirmed,
+    def _count_read(self, item: LogItem, view: LedgerView) -> None:
+        """Count a bucket without hints that a lookup has read. Read all hints of a busy index."""
+        index, reads, buckets = view.row.ledger_id, self._bucket_reads, view.last_add_confirmed + 1
+        if len(reads) >= _INDEXES_COUNTED:
+            reads.clear()
+        reads[index] += 1
+        is_idle = self._hints_task is None or self._hints_task.done()
+        if is_idle and buckets > _HINTS_SHARE and reads[index] * _HINTS_SHARE >= buckets:
+            del reads[index]
+            self._hints_task = self._ownership.task(self._read_hints(item, view))
+
+    async def _read_hints(self, item: LogItem, view: LedgerView) -> None:
+        """Read the hints of a whole index, because lookups have needed many of its buckets."""
+        number, last = 0, view.last_add_confirmed
+        with contextlib.suppress(BadIndex, errors.QuorumLogError):  # the next lookup reports it
+            while number <= last:
+                for bucket in await self._read_buckets(item, view, number, last):
+                    number = bucket.number + 1
+                    place = view.row.ledger_id, bucket.number, item.ledger_id
+                    self._hints.put(place, bucket.hints())
+
+    async def _read_buckets(
+        self, item: LogItem, view: LedgerView, first: int, last: int
+    ) -> list[Bucket]:
+        """Read and verify buckets of an item's index, at least the first. Raises: BadIndex."""
+        data = await self._reads.ended(item.ledger_id, is_fresh=False)
+        found = await self._reads.read(
+            view.row.ledger_id,
+            first,
+            last=last,
+            limit=_READ_ENTRIES,
+            max_bytes=_SCAN_BYTES,
+            view=view,
         )
-        if bucket.number != number:
-            raise BadIndex(f"the index has bucket {bucket.number} instead of bucket {number}")
-        return bucket
+        buckets = [
+            Bucket(
+                bytes(each),
+                buckets=view.last_add_confirmed + 1,
+                ledger_id=item.ledger_id,
+                last_entry=data.last_add_confirmed,
+            )
+            for run in found.runs
+            for each in run.payloads()
+        ]
+        numbers = [bucket.number for bucket in buckets]
+        if not numbers or numbers != list(range(first, first + len(numbers))):
+            raise BadIndex(f"the index has buckets {numbers} instead of buckets {first} to {last}")
+        return buckets
 
     async def _drop(self, row: LogMetadata, item: LogItem, why: Exception) -> None:
         """Remove a ledger's index from the log's metadata, so that the owner builds a new one. Does

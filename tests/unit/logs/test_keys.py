@@ -173,6 +173,32 @@ async def test_only_entries_with_the_key_are_read(monkeypatch: pytest.MonkeyPatc
         assert {each[0] for each in reads} == {items[-1].ledger_id}, "the open ledger"
 
 
+async def test_all_hints_of_an_index_are_read_once_lookups_needed_a_quarter_of_its_buckets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(key_format, "BUCKET_PAIRS", 8)
+    async with a_cluster(2, settings=UNMERGED) as (cluster, (one, two)):
+        await append(one, *(f"k{number}" for number in range(256)))
+        await one.logs.roll("log")
+        await append(one, "o")
+        await swept(one)
+        (index,) = indexes(cluster)
+        buckets = len(cluster.ledgers[index].entries)
+        reads = reads_of(two, monkeypatch)
+
+        async def look(keys: str) -> list[int]:
+            for number in range(buckets):
+                assert await newest(two, f"{keys}{number}") is None
+            return [count for ledger_id, _, count in reads if ledger_id == index]
+
+        counts = await look("absent")
+        assert counts[: buckets // 4] == [1] * (buckets // 4)
+        await until(lambda: len(two.logs.keys._hints.parts) == buckets, "all hints are read")
+        reads.clear()
+        assert await look("other") == []
+        assert await newest(two, "k9") == 9
+
+
 async def test_buckets_are_cached_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUCKET_BYTES_MAX", 300)
     monkeypatch.setattr(module, "HINT_BYTES_MAX", 600)
