@@ -74,7 +74,7 @@ class RebuildStore(RowStore):
 
     @plain
     async def state(self, connection: Connection) -> RebuildState:
-        """Whether the database is empty or was rebuilt, for bookies without a cookie."""
+        """Whether the database is empty or has cookies of a rebuild, for bookies without a cookie."""
         return RebuildState(
             is_empty=await connection.fetchval(_IS_EMPTY),
             was_rebuilt=await connection.fetchval("SELECT rebuilt_at IS NOT NULL FROM cluster"),
@@ -191,6 +191,9 @@ class RebuildTables:
             await lock_name(self._connection, name)
 
     async def _put_stand_ins(self, cluster_id: str, added: Mapping[str, StandIn]) -> None:
+        # The directories that these cookies stand for now wait for a rebuild, also if only an
+        # acceptance wrote the cookies.
+        await self._connection.execute("UPDATE cluster SET rebuilt_at = now()")
         for name, one in sorted(added.items()):
             cookie = Cookie(
                 incarnation=one.incarnation,

@@ -325,6 +325,37 @@ async def test_a_bookie_is_heard_as_the_incarnation_that_a_backup_does_not_know_
     assert (member, present) == ("b3@2", row)
 
 
+async def test_a_directory_whose_cookie_an_acceptance_replaced_waits_for_a_rebuild(
+    stores: Stores, bookies: Bookies, tmp_path: Path
+) -> None:
+    """The acceptance writes a stand-in before it is refused. b3 was only away, and keeps its incarnation."""
+    await goes_back(stores, bookies, first=2, folder=tmp_path, wipes=False)
+
+    async with (
+        serving(stores, are_imagined=False) as service,
+        bookies.running(service, ("b1", "b2")) as running,
+    ):
+        for bookie in running.values():
+            await until_replayed(bookie)
+        await until_noticed(service)
+        _, state = await service.send("GET", "/v1/witnesses")
+        body = {"witnesses": [one["witness"] for one in state["missing"]], "lost": ["b3"]}
+        _, problem = await service.send("POST", "/v1/witnesses/accept", body)
+        stand_in = await service.client.cookie("b3")
+        async with bookies.running(service, ("b3",)) as found:
+            await until_replayed(found["b3"])
+            report, why = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
+            await until_ready(found["b3"])
+            assert found["b3"].store is not None
+            member = found["b3"].store.me
+
+    assert problem["code"] == "copy-lost"
+    assert stand_in is not None
+    assert (stand_in.cookie.incarnation, stand_in.cookie.instance) == (2, STAND_IN)
+    assert report is not None, why
+    assert member == "b3@2"
+
+
 @pytest.mark.parametrize("first", [1, 2], ids=["before-it-registered", "before-its-incarnation"])
 async def test_no_row_is_rebuilt_that_names_an_incarnation_given_out_again(
     stores: Stores, bookies: Bookies, tmp_path: Path, first: int
