@@ -7,7 +7,7 @@ before it looks up the token, so that a concurrent retry of the attempt finds th
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import asyncpg
@@ -153,7 +153,7 @@ class LedgerStore(RowStore):
         changes.check_ledger(old, row)
         await hold_members(connection, changes.added_members(old, row), ledger_id=row.ledger_id)
         await check_end(connection, old, row, held)
-        changed = await write_row(connection, row, request.attempt)
+        changed = await write_row(connection, row.changed_by(request.attempt, old))
         await try_once(connection, request.once)
         await record_attempt(connection, request.attempt, target)
         if (row.fragments, row.repairs) != (old.fragments, old.repairs):
@@ -399,7 +399,7 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
             " VALUES ($1, 1, $2::text::jsonb, $3)"
             f" ON CONFLICT DO NOTHING RETURNING {ROW}",
             ledger_id,
-            body_of(connection, request.row, ledger_id),
+            body_of(connection, replace(request.row, ancestors=()), ledger_id),
             request.attempt,
         )
         if record is not None:
@@ -434,18 +434,18 @@ async def read_ledger(connection: Connection, ledger_id: int, lock: str = "") ->
     return row_of(connection, record, ledger_id)
 
 
-async def write_row(connection: Connection, row: LedgerMetadata, attempt: str) -> LedgerMetadata:
-    """Replace the locked row of the same version, by the change `attempt`. Returns the new row."""
+async def write_row(connection: Connection, row: LedgerMetadata) -> LedgerMetadata:
+    """Replace the locked row by the next version. Returns the new row."""
     # The condition on the version ensures safety. The lock only saves the useless work of
     # transactions that lose a race.
     record = await connection.fetchrow(
-        "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
-        " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
+        "UPDATE ledgers SET version = $2, attempt = $4, body = $3::text::jsonb,"
+        " changed_at = now() WHERE ledger_id = $1 AND version = $2 - 1 AND body IS NOT NULL"
         f" RETURNING {ROW}",
         row.ledger_id,
         row.version,
         body_of(connection, row, row.ledger_id),
-        attempt,
+        row.attempt,
     )
     return row_of(connection, record, row.ledger_id)
 

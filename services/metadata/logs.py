@@ -15,7 +15,7 @@ import orjson
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
 from quorumlog.protocol.changes import check_log, check_unprotected
 from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogItem, LogMetadata, ledgers_of
-from quorumlog.protocol.metadata import REPLACED_MAX
+from quorumlog.protocol.metadata import ANCESTORS_KEPT, REPLACED_MAX
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
 from quorumlog.wire.log_bodies import (
@@ -446,6 +446,14 @@ async def _replaced(
     return tuple(found)
 
 
+_WITH_ANCESTORS: Final = (
+    "jsonb_set(body, '{ancestors}', jsonb_path_query_array("
+    "coalesce(body -> 'ancestors', '[]') || to_jsonb(coalesce(attempt::text, '')),"
+    f" '$[last - {ANCESTORS_KEPT - 1} to last]'))"
+)
+"""A ledger's body for a next version, as `LedgerMetadata.changed_by` makes it."""
+
+
 async def _place_ledgers(
     connection: Connection,
     log: LogMetadata,
@@ -465,7 +473,8 @@ async def _place_ledgers(
     await connection.execute(
         "UPDATE ledgers l SET first_offset = p.first_offset, lineage = p.lineage::jsonb,"
         " version = CASE WHEN state = 'CLOSED' THEN version + 1 ELSE version END,"
-        " attempt = CASE WHEN state = 'CLOSED' THEN $4 ELSE attempt END, changed_at = now()"
+        " attempt = CASE WHEN state = 'CLOSED' THEN $4 ELSE attempt END,"
+        f" body = CASE WHEN state = 'CLOSED' THEN {_WITH_ANCESTORS} ELSE body END, changed_at = now()"
         " FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS p (ledger_id, first_offset, lineage)"
         " WHERE l.ledger_id = p.ledger_id",
         [ledger_id for ledger_id, _ in places],

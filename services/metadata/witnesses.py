@@ -117,6 +117,7 @@ class WitnessStore(RowStore):
         if not await prove(connection, ledger_id):
             raise InvalidRequest("the ledger has no loss to accept", ledger_id=ledger_id)
         attempt = str(uuid4())
-        await write_row(connection, replace(row, may_lack_entries=True), attempt)
+        marked = replace(row, may_lack_entries=True)
+        await write_row(connection, marked.changed_by(attempt, row))
         await record_attempt(connection, attempt, f"ledger {ledger_id}")
         log.warning("loss-of-rows-accepted", extra={"ledger": ledger_id})

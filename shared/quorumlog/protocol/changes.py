@@ -119,7 +119,12 @@ def _changes_password(old: LedgerMetadata, new: LedgerMetadata) -> bool:
     """
     are_known = all(row.access_key and not is_sealed(row.access_key) for row in (old, new))
     is_wrapped = bool(new.wrapped_mac_key) == bool(old.mac_key)
-    same = replace(new, access_key=old.access_key, wrapped_mac_key=old.wrapped_mac_key)
+    same = replace(
+        new,
+        access_key=old.access_key,
+        wrapped_mac_key=old.wrapped_mac_key,
+        ancestors=old.ancestors,
+    )
     return are_known and is_wrapped and same == old
 
 

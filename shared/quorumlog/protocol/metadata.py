@@ -104,6 +104,9 @@ class Deletion(StrEnum):
 PREDECESSORS_KEPT = 4
 """Number of predecessors in a lineage, so that a rebuild can bridge up to 3 missing ledgers."""
 
+ANCESTORS_KEPT = 32
+"""Number of tokens of earlier versions in a ledger's metadata (rule 18d). Chosen by judgement."""
+
 SHARED_KEPT = 64
 """Maximum shared ledgers in a fork's lineage, 16 GiB by default. Chosen by judgement."""
 
@@ -145,7 +148,8 @@ class LedgerMetadata(Value):
     STORE_FIELDS: ClassVar = frozenset(
         ("ledger_id", "version", "attempt", "first_offset", "lineage", "created_at", "deletion")
     )
-    """Fields that the store sets itself. Their values in a requested change are ignored."""
+    """Fields that the store keeps apart from the others. It ignores their values, and the value of
+    `ancestors`, in a requested change."""
 
     ledger_id: IdOrNone
     """The ledger's id; negative in a request to create a ledger with an assigned id."""
@@ -156,6 +160,9 @@ class LedgerMetadata(Value):
     attempt: AttemptOrNone = ""
     """The token of the change that made this version (rule 6). Versions of two histories may have
     equal numbers, but never equal tokens (rule 18a). Empty if the store has no tokens."""
+    ancestors: Annotated[tuple[AttemptOrNone, ...], Bounds(max_length=ANCESTORS_KEPT)] = ()
+    """The tokens of the versions just before this one, ascending. They show whether a version
+    descends from another (rule 18d)."""
     state: State = State.OPEN
     last_entry: IdOrNone | None = None
     length: Number | None = None
@@ -271,6 +278,11 @@ class LedgerMetadata(Value):
             may_lack_entries=True,
             declared_lost=tuple(dict.fromkeys(self.declared_lost + members)),
         )
+
+    def changed_by(self, attempt: str, base: "LedgerMetadata") -> "LedgerMetadata":
+        """Return this metadata as the version that the change `attempt` makes from `base`."""
+        ancestors = (*base.ancestors, base.attempt)[-ANCESTORS_KEPT:]
+        return replace(self, version=base.version + 1, attempt=attempt, ancestors=ancestors)
 
     def deleted(
         self, attempt: str = "", *, deletion: Deletion = Deletion.ALONE

@@ -176,6 +176,8 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
     if problem := _contradiction(known.row, rows, keys):
         return Decision(Action.CONFLICT, why=problem)
     if known.row is None:
+        if problem := _fork_among(rows):
+            return Decision(Action.CONFLICT, why=problem)
         return _newest_or_wait(rows[-1], keys, bookies) if rows else _without_copies()
     unknown = [row for row in rows if not _contains(known, row)]
     if not unknown:
@@ -293,23 +295,54 @@ def _fork(
     unknown: Sequence[LedgerMetadata],
     keeping: Collection[str],
 ) -> str:
-    """The reason to doubt that the copies descend from the database's metadata; "" if there is
-    none. `keeping`: the members with a copy that the database lacks.
+    """The reason to doubt that the newest copy descends from the database's metadata and from all
+    copies that the database lacks; "" if there is none. `keeping`: the members with such a copy.
     """
     if unknown[0].version <= known.version:
         return (
             f"the database has version {known.version} of the metadata, but bookies hold a version"
             f" {unknown[0].version} that the database lacks"
         )
-    is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
-    # An end is final in each history, because no append and no recovery changes it.
-    is_end = known.state is not State.CLOSED and rows[-1].state is State.CLOSED
-    if is_base or is_end or _is_moved(known, rows[-1], keeping):
+    history = _history(rows)
+    is_one = all(history.get(row.version) == row.attempt for row in (known, *unknown))
+    # An end is final in each history, because no append and no recovery changes it. But a writer of
+    # the database's own history may have confirmed entries in a fragment that the copies lack.
+    is_other = history.get(known.version, known.attempt) != known.attempt
+    is_end = (
+        known.state is not State.CLOSED
+        and rows[-1].state is State.CLOSED
+        and (not is_other or known.last_fragment in rows[-1].fragments)
+    )
+    if not known.attempt or is_one or is_end or _is_moved(known, rows[-1], keeping):
         return ""
     return (
-        f"no copy shows that version {rows[-1].version} descends from the database's version"
-        f" {known.version}"
+        f"the copies do not show that version {rows[-1].version} descends from the database's version"
+        f" {known.version}, and from all versions that the database lacks"
     )
+
+
+def _fork_among(rows: Sequence[LedgerMetadata]) -> str:
+    """The error if a copy is of another history than the newest copy, whose end is not final, and
+    the database has no metadata of the ledger; else "".
+    """
+    if not rows or rows[-1].state is State.CLOSED:
+        return ""
+    history = _history(rows)
+    if all(history.get(row.version, row.attempt) == row.attempt for row in rows):
+        return ""
+    return f"some copies are of another history than the copy of version {rows[-1].version}"
+
+
+def _history(rows: Sequence[LedgerMetadata]) -> dict[int, str]:
+    """The tokens, by version, of the newest copy and of the versions that it descends from, without
+    gaps. Older tokens are unknown if no copy lists them.
+    """
+    tokens = {rows[-1].version: rows[-1].attempt}
+    for row in reversed(rows):
+        if tokens.get(row.version) == row.attempt:
+            earlier = range(row.version - len(row.ancestors), row.version)
+            tokens.update(zip(earlier, row.ancestors, strict=True))
+    return tokens
 
 
 def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection[str]) -> bool:
@@ -340,7 +373,9 @@ def shown(names: Sequence[object]) -> str:
 def _but_members(row: LedgerMetadata) -> LedgerMetadata:
     """The metadata without fields that repairs change, and without fields that copies lack."""
     fragments = tuple(replace(fragment, bookies=()) for fragment in row.fragments)
-    return replace(public(row), fragments=fragments, repairs=(), version=0, attempt="")
+    return replace(
+        public(row), fragments=fragments, repairs=(), version=0, attempt="", ancestors=()
+    )
 
 
 def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bookies) -> Decision:

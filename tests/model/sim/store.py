@@ -6,7 +6,7 @@ kept: it may go back to any of them, or to none (tests/model/sim/restores.py).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from quorumlog.errors import IncarnationUsed, StaleMember
@@ -76,7 +76,7 @@ class Store:
             is_final = stale.members["is_final"]
             return CasStatus.CONFLICT if is_final else CasStatus.UNKNOWN, self.row
         self.history.append(self._snapshot())
-        self._put(replace(wanted, version=wanted.version + 1, attempt=token))
+        self._put(wanted.changed_by(token, self.row))
         self.missed.extend(missed)
         return CasStatus.OK, self.row
 

@@ -276,13 +276,13 @@ async def ambiguous(
 async def test_a_commit_on_the_standby_is_settled(stores: Stores, asynchronous: Pair) -> None:
     row, now = await ambiguous(stores, asynchronous, is_on_standby=True)
 
-    assert now == replace(row.in_recovery(), version=2, attempt=now.attempt)
+    assert now == row.in_recovery().changed_by(now.attempt, row)
 
 
 async def test_an_unheard_of_commit_is_done_there(stores: Stores, asynchronous: Pair) -> None:
     row, now = await ambiguous(stores, asynchronous, is_on_standby=False)
 
-    assert now == replace(row.in_recovery(), version=2, attempt=now.attempt)
+    assert now == row.in_recovery().changed_by(now.attempt, row)
 
 
 async def test_no_repeat_is_answered_before_the_standby(stores: Stores, synchronous: Pair) -> None:

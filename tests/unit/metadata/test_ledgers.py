@@ -10,7 +10,7 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.messages import CasStatus
-from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
+from quorumlog.protocol.metadata import ANCESTORS_KEPT, Fragment, LedgerMetadata, State
 from quorumlog.wire.bodies import HEADS_MAX, document_of
 from tests.support.once import once
 from tests.unit.metadata.support import DRAFT, Service, swapped
@@ -114,6 +114,20 @@ async def test_a_row_names_the_change_that_made_it(service: Service) -> None:
     assert second is not None
     assert second.attempt == changed
     assert second == refused == listed == await service.client.get(row.ledger_id)
+
+
+async def test_a_row_lists_the_changes_that_made_the_versions_before_it(service: Service) -> None:
+    attempts = [new_attempt() for _ in range(ANCESTORS_KEPT + 2)]
+    claimed = (new_attempt(),)
+
+    row = await service.client.create(replace(DRAFT, ancestors=claimed), attempt=attempts[0])
+    assert row.ancestors == ()
+    for number, attempt in enumerate(attempts[1:], 1):
+        wanted = replace(row.in_recovery(), ancestors=claimed)
+        _, changed = await service.client.cas(wanted, attempt=attempt)
+        assert changed is not None
+        row = changed
+        assert row.ancestors == tuple(attempts[:number][-ANCESTORS_KEPT:])
 
 
 async def test_a_change_of_a_row_places_no_ledger_in_a_log(service: Service) -> None:

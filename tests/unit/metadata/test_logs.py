@@ -228,6 +228,7 @@ async def test_placing_a_closed_ledger_changes_its_row(service: Service, logs: L
 
     assert (placed.first_offset, placed.version) == (7, closed.version + 1)
     assert placed.attempt not in (one.attempt, closed.attempt)
+    assert placed.ancestors == (one.attempt, closed.attempt)
     assert (conflict, now) == (CasStatus.CONFLICT, placed), "placed once"
 
 

@@ -54,7 +54,7 @@ async def change_once(client: MetadataClient, row: LedgerMetadata) -> LedgerMeta
     wanted = row.with_ensemble(border, ("b1@1", "b2@1", f"b{border}@1"))
 
     now = await swapped(client, wanted)
-    assert now == replace(wanted, version=row.version + 1, attempt=now.attempt)
+    assert now == wanted.changed_by(now.attempt, row)
     return now
 
 
@@ -183,7 +183,7 @@ async def test_an_unknown_change_is_repeated_until_it_is_settled(service: Servic
 
     assert status is CasStatus.OK
     assert now is not None
-    assert now == replace(row.in_recovery(), version=2, attempt=now.attempt)
+    assert now == row.in_recovery().changed_by(now.attempt, row)
 
 
 async def test_a_change_that_was_never_sent_fails(service: Service) -> None:

@@ -16,6 +16,7 @@ from quorumlog.protocol.access_key import salt_and_digest, sealed
 from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.metadata import (
+    ANCESTORS_KEPT,
     PREDECESSORS_KEPT,
     SHARED_KEPT,
     DigestKind,
@@ -61,8 +62,14 @@ ALL = Bookies({f"b{number}": 1 for number in range(1, 7)})
 
 def later(row: LedgerMetadata, line: str = "a", **changes: object) -> LedgerMetadata:
     """The row that a change makes, in one of two lines of history."""
-    version = row.version + 1
-    return replace(row, version=version, attempt=f"{line}{version}", **changes)  # type: ignore[arg-type]
+    return replace(row.changed_by(f"{line}{row.version + 1}", row), **changes)  # type: ignore[arg-type]
+
+
+def far(row: LedgerMetadata) -> LedgerMetadata:
+    """A descendant of the row with its content, too far from it to list its token."""
+    for _ in range(ANCESTORS_KEPT + 1):
+        row = later(row)
+    return row
 
 
 def closed(row: LedgerMetadata, last: int = 9, line: str = "a") -> LedgerMetadata:
@@ -99,7 +106,7 @@ def test_a_row_behind_the_copies_that_came_of_it_is_written() -> None:
 def test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between() -> None:
     target = Repair(0, "b1@1", "b5@1")
     released = later(later(later(CLOSED.with_repair(target))))
-    moved = later(later(released.with_member_replaced(0, "b2@1", "b6@1")))
+    moved = far(released.with_member_replaced(0, "b2@1", "b6@1"))
     copies = [held(CLOSED), held(moved, by="b6@1")]
 
     decision = decide(known(released, "a3"), copies, ALL)
@@ -213,7 +220,7 @@ FORKED = closed(later(FIRST, "z"), 9, "z")
         (known(closed(FIRST, 3, "z"), "a1"), [FIRST, CLOSED], "different last entries: 3, 9"),
         (None, [closed(FIRST), later(later(FIRST))], "is not CLOSED"),
         (known(later(FIRST, "z"), "a1"), [FIRST, MOVED], "the database lacks"),
-        (known(later(FIRST, "z"), "a1"), [FIRST, later(MOVED)], "no copy shows"),
+        (known(later(FIRST, "z"), "a1"), [FIRST, later(MOVED)], "do not show"),
         (known(FORKED, "a1"), [FIRST, CLOSED], "the database lacks"),
         (known(FIRST, "a1"), [replace(MOVED, quorum=Quorum(3, 2, 2))], "differ"),
         (None, [FIRST, replace(MOVED, writer=Writer("gateway-2", ""))], "differ"),
@@ -228,6 +235,80 @@ def test_copies_that_contradict_each_other_or_the_row_are_told(
     assert decision.action is Action.CONFLICT
     assert why in decision.why
     assert decision.row is None
+
+
+def test_a_late_copy_of_a_lost_history_does_not_replace_the_database_s_version() -> None:
+    """Only a silent bookie, the target of a repair, had copies of the lost history. An operator accepted the loss, and
+    the writer changed the ensemble, before the bookie answered again.
+    """
+    lost = later(later(MOVED.with_repair(Repair(0, "b1@1", "b5@1"))))
+    row = later(MOVED.with_ensemble(7, ("b4@1", "b6@1", "b3@1")), "z")
+    answers = [held(FIRST, MOVED, row), held(lost, by="b5@1")]
+
+    decision = decide(known(row, "a1", "a2", "z3"), answers, ALL)
+
+    assert decision.action is Action.CONFLICT
+    assert "version 4 descends from the database's version 3" in decision.why
+
+
+def test_copies_of_two_lost_histories_are_reported_as_a_conflict() -> None:
+    lost = later(MOVED, "z")
+    newest = later(later(MOVED))
+
+    decision = decide(known(MOVED, "a1", "a2"), [held(FIRST, lost), held(newest, by="b4@1")], ALL)
+
+    assert decision.action is Action.CONFLICT
+
+
+def test_copies_of_two_histories_are_reported_without_metadata_in_the_database() -> None:
+    lost = later(later(MOVED))
+    copies = [held(FIRST, MOVED, later(MOVED, "z")), held(lost, by="b5@1")]
+
+    assert decide(Known(), copies, ALL).action is Action.CONFLICT
+    assert decide(Known(), copies[1:], ALL).action is Action.WRITE
+
+
+def test_an_end_of_another_history_is_not_written_over_a_fragment_that_it_lacks() -> None:
+    """The bookies that the lost history's recovery fenced were silent, so the writer replaced them and continued."""
+    end = closed(later(FIRST.in_recovery()))
+    row = later(FIRST.with_ensemble(10, ("b4@1", "b5@1", "b6@1")), "z")
+
+    assert decide(known(row, "a1"), [held(FIRST, end)], ALL).action is Action.CONFLICT
+    assert decide(known(later(FIRST, "z"), "a1"), [held(end)], ALL).action is Action.WRITE
+
+
+def test_a_copy_shows_its_descent_from_as_many_versions_as_it_lists() -> None:
+    nine, second = far(FIRST), later(FIRST)
+
+    assert decide(known(second, "a1"), [held(FIRST, nine)], ALL).action is Action.WRITE
+    assert decide(known(FIRST, "a1"), [held(FIRST, nine)], ALL).action is Action.CONFLICT
+    assert decide(known(FIRST, "a1"), [held(second, nine)], ALL).action is Action.WRITE
+
+
+@given(st.data())
+def test_no_version_replaces_a_version_that_it_does_not_descend_from(data: st.DataObject) -> None:
+    """Two histories have the same first versions. Bookies have copies of any versions."""
+    common = [FIRST]
+    for _ in range(data.draw(st.integers(0, 3))):
+        common.append(later(common[-1]))
+    lines = [[*common], [*common]]
+    for line, name in zip(lines, "yz", strict=True):
+        for _ in range(data.draw(st.integers(0, 2 * ANCESTORS_KEPT))):
+            line.append(later(line[-1], name))
+    everything = [*lines[0], *lines[1][len(common) :]]
+    row = data.draw(st.sampled_from(lines[0]))
+    contained = [one.attempt for one in lines[0] if one.version <= row.version]
+    copies = data.draw(st.lists(st.sampled_from(everything), min_size=1, unique=True))
+
+    decision = decide(known(row, *contained), [held(*copies)], ALL)
+    without = decide(Known(), [held(*copies)], ALL)
+
+    if decision.row is not None:
+        found = [line for line in lines if replace(decision.row, ledger_key=b"") in line]
+        assert any(row in line for line in found)
+    if without.row is not None:
+        listed = [one for one in copies if one.version >= without.row.version - ANCESTORS_KEPT]
+        assert any({*listed} <= {*line} for line in lines)
 
 
 def test_an_end_is_written_over_an_open_row_of_any_line() -> None:
@@ -1075,7 +1156,7 @@ def nothing_wrong(*_given: object) -> str:
 def forks() -> None:
     copies = [FIRST, later(MOVED)]
     row = known(later(FIRST, "z"), "a1")
-    test_copies_that_contradict_each_other_or_the_row_are_told(row, copies, "no copy shows")
+    test_copies_that_contradict_each_other_or_the_row_are_told(row, copies, "do not show")
 
 
 def two_ends() -> None:
@@ -1192,6 +1273,16 @@ GUARDS: Final = (
     ),
     swap(rebuild, "_fork", nothing_wrong).guard(
         "a higher version comes of any lower one", "rule 18d", forks
+    ),
+    swap(rebuild, "_fork_among", nothing_wrong).guard(
+        "a rebuild without the database's version writes the highest of two histories",
+        "rule 18d",
+        test_copies_of_two_histories_are_reported_without_metadata_in_the_database,
+    ),
+    swap(rebuild, "_history", lambda rows: {row.version: row.attempt for row in rows}).guard(
+        "a rebuild takes later copies for successors if one copy has the database's version",
+        "rule 18d",
+        test_no_version_replaces_a_version_that_it_does_not_descend_from,
     ),
     swap(rebuild, "_is_moved", lambda _known, _newest, _keeping: False).guard(
         "a CLOSED row stays where no copy tells the steps of its repairs",

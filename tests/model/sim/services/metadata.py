@@ -359,6 +359,7 @@ class Metadata(Process):
             ledger_id=ledger_id,
             version=1,
             attempt=body.attempt,
+            ancestors=(),
             first_offset=None,
             lineage=None,
             created_at=self.utc,
@@ -380,9 +381,7 @@ class Metadata(Process):
         self._legal(check_ledger, old, body.row)
         self.cookies.hold(added_members(old, body.row), ledger_id=old.ledger_id)
         new = replace(
-            body.row,
-            version=old.version + 1,
-            attempt=body.attempt,
+            body.row.changed_by(body.attempt, old),
             first_offset=old.first_offset,
             lineage=old.lineage,
             created_at=old.created_at,
