@@ -182,6 +182,7 @@ async def test_all_hints_of_an_index_are_read_once_lookups_needed_a_quarter_of_i
         await one.logs.roll("log")
         await append(one, "o")
         await swept(one)
+        await until(lambda: bool(indexes(cluster)), "the ledger has an index")
         (index,) = indexes(cluster)
         buckets = len(cluster.ledgers[index].entries)
         reads = reads_of(two, monkeypatch)
