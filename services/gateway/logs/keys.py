@@ -271,8 +271,14 @@ class KeyReader:
         Raises: KeyScanLimit, with the `before` of the next request, if the indexes and the ledgers
         without an index are too large for one request; the errors of `LogReader.read`.
         """
+        fresh, known = self._reader.fresh(name, created_at), self._reader.rows.known(name)
+        if known is None:
+            row = await fresh
+        else:
+            row, found = await self._newest_in_known(known, fresh, key, before)
+            if found is not None:
+                return found
         work = Work(SCANNED_BYTES_MAX)
-        row = await self._reader.fresh(name, created_at)
         for _ in range(TRIES_MAX):
             with contextlib.suppress(errors.NoSuchLedger):  # truncated or rewritten meanwhile
                 found = await self._newest(row, key, before, work)
@@ -280,6 +286,23 @@ class KeyReader:
                     return found
             row = await self._reader.fresh(name, row.created_at)
         raise unstable(name)
+
+    async def _newest_in_known(
+        self, known: LogMetadata, fresh: Awaitable[LogMetadata], key: bytes, before: int | None
+    ) -> tuple[LogMetadata, LogBatches | None]:
+        """Search in cached metadata while the metadata is read again, which takes as long as the
+        search. Returns the metadata, and what was found if the cached metadata is up to date.
+        """
+        search = self._newest(known, key, before, Work(SCANNED_BYTES_MAX))
+        row, found = await asyncio.gather(fresh, search, return_exceptions=True)
+        if isinstance(row, BaseException):
+            raise row
+        is_same = (row.created_at, row.version) == (known.created_at, known.version)
+        if not is_same or row.attempt != known.attempt or isinstance(found, errors.NoSuchLedger):
+            return row, None
+        if isinstance(found, BaseException):
+            raise found
+        return row, found
 
     async def _newest(
         self, row: LogMetadata, key: bytes, before: int | None, work: Work
