@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -11,15 +11,18 @@ from quorumlog import errors
 from quorumlog.protocol import queues as protocol_queues
 from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from quorumlog.protocol.queue_requests import BeginMove
+from services.gateway.edge.consumer_models import LEASE_MS_MAX
 from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
 from services.gateway.logs import consumers, queues
 from services.gateway.logs import dead_letters as moves
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Store
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 from tests.unit.logs.support import Answer, Http
 from tests.unit.positions.test_http import LOG, append, code, served
+
+T = TypeVar("T")
 
 MAIL = f"{LOG}/queues/mail"
 DEAD = "/v1/logs/dead"
@@ -121,22 +124,45 @@ async def test_a_claim_acknowledges_earlier_records_by_the_same_append(
     assert (shown["floor"], shown["depth"]) == (1, 8)
 
 
-async def test_a_claim_waits_for_records_and_for_one_that_is_given_back(http: Http) -> None:
-    await put(http)
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The queues of claims, once for each time that a claim begins to wait."""
+    begun: list[Any] = []
+    original = queues.QueueService._watch_tail
+
+    def noted(self: Any, key: Any, *rest: Any, **more: Any) -> None:
+        original(self, key, *rest, **more)
+        begun.append(key)
+
+    monkeypatch.setattr(queues.QueueService, "_watch_tail", noted)
+    return begun
+
+
+async def woken(claiming: "asyncio.Task[T]") -> T:
+    """The answer to a claim that waits for 60 s, before it would ask for the last time by itself."""
+    async with within("the claim is woken", 45):
+        return await claiming
+
+
+async def test_a_claim_waits_for_records_and_for_one_that_is_given_back(
+    http: Http, waits: list[Any]
+) -> None:
+    await put(http, lease_ms=LEASE_MS_MAX)
     first = await claim(http)
-    waiting = asyncio.create_task(claim(http, wait_ms=20_000, at=1))
-    await asyncio.sleep(0.2)
+    waiting = asyncio.create_task(claim(http, wait_ms=60_000, at=1))
+    await until(lambda: bool(waits), "the claim waits")
     await append(http, 1)
-    assert offsets(await asyncio.wait_for(waiting, 5)) == [10]
-    waiting = asyncio.create_task(claim(http, wait_ms=20_000))
-    await asyncio.sleep(0.2)
+    assert offsets(await woken(waiting)) == [10]
+    waits.clear()
+    waiting = asyncio.create_task(claim(http, wait_ms=60_000))
+    await until(lambda: bool(waits), "the claim waits")
     await settle(http, "nak", first[:2])
-    assert offsets(await asyncio.wait_for(waiting, 5)) == [0, 1]
+    assert offsets(await woken(waiting)) == [0, 1]
     assert await claim(http, wait_ms=100) == []
 
 
 async def test_a_change_wakes_one_waiting_claim_and_each_that_gets_records_the_next(
-    http: Http, monkeypatch: pytest.MonkeyPatch
+    http: Http, monkeypatch: pytest.MonkeyPatch, waits: list[Any]
 ) -> None:
     takes: list[str] = []
     original = queues.QueueService._asked
@@ -145,35 +171,36 @@ async def test_a_change_wakes_one_waiting_claim_and_each_that_gets_records_the_n
         takes.append(asked.queue)
         return await original(self, asked)
 
-    await put(http)
+    await put(http, lease_ms=LEASE_MS_MAX)
     first = await claim(http)
     monkeypatch.setattr(queues.QueueService, "_asked", counted)
-    waiting = [asyncio.create_task(claim(http, 1, wait_ms=20_000)) for _ in range(8)]
-    await asyncio.sleep(0.5)
+    waiting = [asyncio.create_task(claim(http, 1, wait_ms=60_000)) for _ in range(8)]
+    await until(lambda: len(waits) >= 8, "all claims wait")
     assert len(takes) == 8
     for record in first[8:]:
         await settle(http, "ack", [record])
-    await asyncio.sleep(0.2)
+    await until(lambda: len(waits) >= 8 + 2, "the claims that were woken wait again")
+    await asyncio.sleep(0.2)  # no further claim is woken
     assert len(takes) == 8 + 2
     await settle(http, "nak", first[:8])
-    found = await asyncio.wait_for(asyncio.gather(*waiting), 10)
-    assert sorted(offsets([one for each in found for one in each])) == list(range(8))
+    found = [offset for each in waiting for offset in offsets(await woken(each))]
+    assert sorted(found) == list(range(8))
 
 
-async def test_a_waiting_claim_that_ends_wakes_the_next_one(http: Http) -> None:
-    await put(http)
+async def test_a_waiting_claim_that_ends_wakes_the_next_one(http: Http, waits: list[Any]) -> None:
+    await put(http, lease_ms=LEASE_MS_MAX)
     first = await claim(http)
-    gone = asyncio.create_task(claim(http, 1, wait_ms=20_000))
-    await asyncio.sleep(0.2)
-    waiting = asyncio.create_task(claim(http, 1, wait_ms=20_000))
-    await asyncio.sleep(0.2)
+    gone = asyncio.create_task(claim(http, 1, wait_ms=60_000))
+    await until(lambda: len(waits) >= 1, "the first claim waits")
+    waiting = asyncio.create_task(claim(http, 1, wait_ms=60_000))
+    await until(lambda: len(waits) >= 2, "the second claim waits")
     gone.cancel()
     await settle(http, "nak", first[:1])
-    assert offsets(await asyncio.wait_for(waiting, 5)) == [0]
+    assert offsets(await woken(waiting)) == [0]
 
 
 async def test_a_claim_that_fails_after_it_was_woken_wakes_the_next_one(
-    http: Http, monkeypatch: pytest.MonkeyPatch
+    http: Http, monkeypatch: pytest.MonkeyPatch, waits: list[Any]
 ) -> None:
     takes: list[str] = []
     original = queues.QueueService._asked
@@ -188,13 +215,13 @@ async def test_a_claim_that_fails_after_it_was_woken_wakes_the_next_one(
     monkeypatch.setattr(queues.QueueService, "_asked", fails_third)
     body = {"max": 1, "wait_ms": 60_000}
     failing = asyncio.create_task(http.ask("POST", f"{MAIL}/claim", body))
-    await asyncio.sleep(1)
+    await until(lambda: len(waits) >= 1, "the first claim waits")
     waiting = asyncio.create_task(claim(http, 1, wait_ms=60_000))
-    await asyncio.sleep(1)
+    await until(lambda: len(waits) >= 2, "the second claim waits")
     assert len(takes) == 2
     await append(http, 1)
-    assert (await asyncio.wait_for(failing, 20)).status == 504
-    assert offsets(await asyncio.wait_for(waiting, 20)) == [10]
+    assert (await woken(failing)).status == 504
+    assert offsets(await woken(waiting)) == [10]
 
 
 async def test_a_claim_whose_acknowledgement_fails_gives_its_records_back(
@@ -214,7 +241,7 @@ async def test_a_claim_whose_acknowledgement_fails_gives_its_records_back(
     monkeypatch.setattr(queues.QueueService, "submit", failing)
     body = {"ack": [{"claim": token}], "wait_ms": 20_000}
     assert (await http.ask("POST", f"{MAIL}/claim", body)).status == 504
-    again = await claim(http, wait_ms=10_000)
+    again = await claim(http, wait_ms=60_000)
     assert [(one["offset"], one["attempt"]) for one in again] == [(n, 1) for n in range(3, 10)]
 
 
@@ -244,16 +271,25 @@ async def test_a_claim_asks_again_if_its_keys_are_outdated_and_another_claim_kno
     assert has_records == [True, True]
 
 
-async def test_a_lease_that_ends_gives_the_record_again(http: Http) -> None:
-    await put(http, lease_ms=1000)
-    first = await claim(http)
-    await asyncio.sleep(0.6)
-    await settle(http, "extend", first)
-    await asyncio.sleep(0.6)
-    assert await claim(http) == []
-    again = await claim(http, wait_ms=5000)
+async def test_a_lease_that_ends_gives_the_record_again(
+    monkeypatch: pytest.MonkeyPatch, waits: list[Any]
+) -> None:
+    now_s = 0.0
+    async with served() as (http, cluster):
+        for gateway in cluster.gateways.values():
+            monkeypatch.setattr(gateway.logs.queues, "_monotonic_s", lambda: now_s)
+        await put(http, lease_ms=1000)
+        first = await claim(http)
+        now_s += 0.6
+        await settle(http, "extend", first)
+        now_s += 0.6
+        assert await claim(http) == []
+        waiting = asyncio.create_task(claim(http, wait_ms=60_000))
+        await until(lambda: bool(waits), "the claim waits")
+        now_s += 0.6
+        again = await woken(waiting)
+        stale = await settle(http, "ack", first)
     assert [(one["offset"], one["attempt"]) for one in again] == [(n, 2) for n in range(10)]
-    stale = await settle(http, "ack", first)
     assert stale["done"] == 0
     assert stale["refused"][0]["reason"] == "claim-ended"
 
@@ -272,7 +308,7 @@ async def test_a_record_is_a_dead_letter_after_its_attempts_and_is_sent_back_onc
     async def dead() -> Any:
         return (await http.done("GET", MAIL))["dead"] == 2
 
-    await until(dead, "two dead letters", 10)
+    await until(dead, "two dead letters")
     assert await claim(http) == []
     letters = (await http.done("GET", f"{DEAD}/records?encoding=text"))["records"]
     assert [one["text"] for one in letters] == ["3", "5"]
@@ -302,7 +338,7 @@ async def dead_letters(http: Http, count: int) -> Any:
     async def dead() -> Any:
         return (await http.done("GET", MAIL))["dead"] == count
 
-    await until(dead, f"{count} dead letters", 20)
+    await until(dead, f"{count} dead letters")
     return (await http.done("GET", f"{DEAD}/records?encoding=text"))["records"]
 
 
@@ -364,7 +400,7 @@ async def test_a_record_that_no_move_has_room_for_is_counted_as_lost(http: Http)
     async def lost() -> Any:
         return (await http.done("GET", MAIL))["lost"] == 1
 
-    await until(lost, "the record is counted", 10)
+    await until(lost, "the record is counted")
     assert (await http.done("GET", MAIL))["depth"] == 0
 
 
@@ -508,7 +544,7 @@ async def test_a_dead_letter_log_that_takes_nothing_is_shown_and_can_be_changed(
     async def told() -> Any:
         return (await http.done("GET", MAIL))["dead_letter_error"] == "log-closed"
 
-    await until(told, "the error is shown", 10)
+    await until(told, "the error is shown")
     none = await http.ask("PUT", MAIL, {})
     assert code(none) == (409, "queue-exists")
     await put(http, max_attempts=1, dead_letter_log="dead2")
@@ -516,7 +552,7 @@ async def test_a_dead_letter_log_that_takes_nothing_is_shown_and_can_be_changed(
     async def dead() -> Any:
         return (await http.done("GET", MAIL))["dead"] == 10
 
-    await until(dead, "the records are in the other log", 20)
+    await until(dead, "the records are in the other log")
     shown = await http.done("GET", MAIL)
     assert (shown["dead_letter_error"], shown["floor"]) == (None, 10)
     assert len((await http.done("GET", "/v1/logs/dead2/records"))["records"]) == 10
@@ -535,7 +571,7 @@ async def test_what_truncation_takes_is_counted(http: Http) -> None:
         found.extend(offsets(await claim(http)))
         return len(found) == 5
 
-    await until(rest, "the rest is given", 10)
+    await until(rest, "the rest is given")
     assert found == [10, 11, 12, 13, 14]
     shown = await http.done("GET", MAIL)
     assert (shown["lost"], shown["floor"], shown["in_flight"]) == (9, 10, 5)
@@ -556,7 +592,7 @@ async def test_a_queue_of_a_log_that_was_made_again_begins_anew(http: Http) -> N
 
 @pytest.mark.parametrize("is_expired", [False, True])
 async def test_a_waiting_claim_takes_no_offset_of_the_deleted_log_into_the_next(
-    http: Http, monkeypatch: pytest.MonkeyPatch, *, is_expired: bool
+    http: Http, monkeypatch: pytest.MonkeyPatch, waits: list[Any], *, is_expired: bool
 ) -> None:
     monkeypatch.setattr(consumers, "_ROW_S", 0)
     await put(http)
@@ -565,13 +601,14 @@ async def test_a_waiting_claim_takes_no_offset_of_the_deleted_log_into_the_next(
         expiring = {"records": [{"text": "x", "ttl_s": 1}]}
         await http.done("POST", f"{LOG}/records", expiring)
         await asyncio.sleep(1.5)
-    waiting = asyncio.create_task(claim(http, wait_ms=20_000))
-    await asyncio.sleep(0.5)
+    waiting = asyncio.create_task(claim(http, wait_ms=60_000))
+    await until(lambda: bool(waits), "the claim waits")
+    monkeypatch.setattr(queues, "_POLL_S", 60)  # it asks again once there is a new queue
     await http.ask("DELETE", LOG)
     await http.done("PUT", LOG, {})
     await append(http, 3)
     await put(http)
-    assert offsets(await asyncio.wait_for(waiting, 10)) == [0, 1, 2]
+    assert offsets(await woken(waiting)) == [0, 1, 2]
     shown = await http.done("GET", MAIL)
     assert (shown["floor"], shown["depth"], shown["lost"], shown["in_flight"]) == (0, 3, 0, 3)
 
@@ -671,22 +708,27 @@ async def test_dead_letters_without_keys_dont_go_to_a_compacted_log(http: Http) 
     async def is_shown() -> Any:
         return (await http.done("GET", MAIL))["dead_letter_error"] == "key-required"
 
-    await until(is_shown, "the reason is shown", 20)
+    await until(is_shown, "the reason is shown")
     await put(http, max_attempts=1, dead_letter_log="dead2")
     await dead_letters(http, 1)
 
 
 def after_the_begin(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> asyncio.Event:
-    """Await an action after the next move has begun, and before its append."""
+    """Await an action after the next move has begun, and before its append. The request of a redrive and the owner's task
+    carry out the same move: neither appends before the action is done.
+    """
     done = asyncio.Event()
-    original = moves.QueueMoves._begun
+    original, is_first = moves.QueueMoves._begun, True
 
     async def begun(self: Any, *of_move: Any) -> Any:
-        monkeypatch.setattr(moves.QueueMoves, "_begun", original)
+        nonlocal is_first
+        acts, is_first = is_first, False
         row = await original(self, *of_move)
-        answer = await action()
-        assert getattr(answer, "status", 200) < 300
-        done.set()
+        if acts:
+            answer = await action()
+            assert getattr(answer, "status", 200) < 300
+            done.set()
+        await done.wait()
         return row
 
     monkeypatch.setattr(moves.QueueMoves, "_begun", begun)
@@ -710,7 +752,8 @@ async def test_dead_letters_go_elsewhere_if_their_log_took_none_after_the_move_b
     await put(http, max_attempts=1, dead_letter_log="dead")
     done = after_the_begin(monkeypatch, lambda: http.ask(*action))
     await settle(http, "nak", await claim(http))
-    await asyncio.wait_for(done.wait(), 20)
+    async with within("the move has begun"):
+        await done.wait()
 
     async def is_changed() -> bool:
         settings = {"max_attempts": 1, "dead_letter_log": "dead2"}
@@ -719,8 +762,8 @@ async def test_dead_letters_go_elsewhere_if_their_log_took_none_after_the_move_b
     async def is_moved() -> bool:
         return len((await http.done("GET", "/v1/logs/dead2/records"))["records"]) == 10
 
-    await until(is_changed, "the queue has the other log", 20)
-    await until(is_moved, "the other log has the records", 20)
+    await until(is_changed, "the queue has the other log")
+    await until(is_moved, "the other log has the records")
 
 
 async def one_dead_letter(http: Http) -> None:
@@ -732,16 +775,19 @@ async def one_dead_letter(http: Http) -> None:
 
 
 async def test_a_redrive_of_a_deleted_log_ends(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, is_deleted = moves.QueueMoves._carry_out, asyncio.Event()
+    original = moves.QueueMoves._carry_out
+    is_begun, is_deleted = asyncio.Event(), asyncio.Event()
 
     async def late(self: Any, row: Any, move: Any) -> Any:
+        is_begun.set()
         await is_deleted.wait()
         return await original(self, row, move)
 
     await one_dead_letter(http)
     monkeypatch.setattr(moves.QueueMoves, "_carry_out", late)
     redrive = asyncio.create_task(http.ask("POST", f"{MAIL}/redrive", {}))
-    await asyncio.sleep(1)
+    async with within("the redrive has a move"):
+        await is_begun.wait()
     await http.ask("DELETE", DEAD)
     await asyncio.sleep(0.5)  # longer than a page is read from memory
     is_deleted.set()
@@ -767,7 +813,7 @@ async def test_a_redrive_to_a_log_that_takes_none_leaves_nothing(
         settings = {"max_attempts": 1, "dead_letter_log": "dead2"}
         return (await http.ask("PUT", MAIL, settings)).status == 200
 
-    await until(is_free, "the queue has the other log", 20)
+    await until(is_free, "the queue has the other log")
 
 
 async def test_dead_letters_pass_moves_that_go_back(
@@ -825,7 +871,7 @@ async def test_dead_letters_are_lost_if_the_log_needs_keys_after_the_move_began(
     async def lost() -> Any:
         return (await http.done("GET", MAIL))["lost"] == 4
 
-    await until(lost, "the records are counted", 20)
+    await until(lost, "the records are counted")
     shown = await http.done("GET", MAIL)
     assert (shown["dead"], shown["floor"]) == (0, 4)
 
