@@ -13,7 +13,7 @@ from quorumlog.protocol.batch import Record, StoredBatch, encode, opened
 from services.gateway.edge import pages as edge_pages
 from services.gateway.logs.filters import Filter
 from services.gateway.logs.values import LogBatches
-from tests.support.waiting import within
+from tests.support.waiting import until, within
 from tests.unit.logs.support import Http
 from tests.unit.logs.test_http import LOG, RECORDS, code, served
 
@@ -156,10 +156,17 @@ async def test_events_report_how_far_the_gateway_has_looked() -> None:
 
 
 async def test_a_read_waits_for_a_record_that_matches() -> None:
+    """A read that is not at the end does not wait, so the read must wait before the first append."""
     async with served() as http:
         assert (await http.ask("PUT", LOG, {})).status == 201
+
+        async def is_waiting() -> bool:
+            metrics = (await http.ask("GET", "/metrics")).body.decode().splitlines()
+            return "quorumlog_http_waiters 1.0" in metrics
+
         async with within("the record that matches"):
             waiting = asyncio.create_task(http.ask("GET", url({"key": "b"}, wait_ms=60_000)))
+            await until(is_waiting, "the read waits")
             async with http.session.get(http.urls[0] + url({"key": "b"}), headers=EVENTS) as tail:
                 await tail.content.readline()
                 for text in "ab":
