@@ -90,7 +90,6 @@ class Bookies:
                 "SEGMENT_BYTES": str(1 << 20),
                 "READ_ONLY_BELOW_BYTES": "0",
                 "RESERVE_BYTES": "4096",
-                "HOLDER_S": "0",
                 **settings,
             }
         )
