@@ -4,6 +4,7 @@ import asyncio
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 import orjson
@@ -54,11 +55,19 @@ class Http:
         ) as response:
             return Answer(response.status, response.headers, await response.read())
 
-    async def done(self, method: str, path: str, json: Any = None, *, at: int = 0) -> Any:
-        """The JSON of a request that must succeed in the end."""
+    async def done(
+        self,
+        method: str,
+        path: str,
+        json: Any = None,
+        *,
+        at: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The JSON of a request that must succeed in the end. It may be carried out more than once (see `append_once`)."""
 
         async def ask() -> Answer | None:
-            answer = await self.ask(method, path, json, at=at)
+            answer = await self.ask(method, path, json, at=at, headers=headers)
             if answer.status < 300:
                 return answer
             assert answer.status in (429, 503, 504), answer
@@ -69,6 +78,11 @@ class Http:
         )
         assert answer is not None
         return answer.json if answer.body else None
+
+    async def append_once(self, path: str, json: Any, *, at: int = 0) -> Any:
+        """Append records once, even if an earlier try without an answer was carried out."""
+        producer = {"Producer-Id": uuid4().hex, "Producer-Epoch": "0", "Producer-Seq": "0"}
+        return await self.done("POST", path, json, at=at, headers=producer)
 
     async def contents(self, log: str, *, at: int = 0) -> list[str]:
         """Every record as text; asserts that offsets are dense from the first one."""

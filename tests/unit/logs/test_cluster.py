@@ -158,10 +158,10 @@ async def test_a_gateway_that_missed_its_logs_end_writes_nothing_into_what_booki
         await cluster.restart("gateway-1")
         http = Http(session, cluster.gateways)
         await http.done("PUT", LOG, {})
-        old = (await http.done("POST", f"{LOG}/records", {"text": "a"}))["ledger_id"]
+        old = (await http.append_once(f"{LOG}/records", {"text": "a"}))["ledger_id"]
 
         async with outage(proxy):
-            await http.done("POST", f"{LOG}/records", {"text": "b"})
+            await http.append_once(f"{LOG}/records", {"text": "b"})
             opened = await http.done("POST", f"{LOG}/open", {"owner": "me"}, at=1)
             token = {"Writer-Token": str(opened["writer_token"])}
             assert (

@@ -187,15 +187,15 @@ async def test_times_are_found_over_rolls_takeovers_and_publications(stores: Sto
         transaction = await begin(http)
         parts = [await write(http, transaction, [[f"t{n}", "t"], ["t"]]) for n in range(2)]
         for number in range(3):
-            await http.done("POST", f"{RECORDS}", {"text": f"before {number}"})
+            await http.append_once(RECORDS, {"text": f"before {number}"})
         await http.done("POST", f"{LOG}/roll")
-        await http.done("POST", f"{RECORDS}", {"records": [{"text": "a"}, {"text": "b"}]})
+        await http.append_once(RECORDS, {"records": [{"text": "a"}, {"text": "b"}]})
         await check_times(http, at=1)
         assert (await end(http, transaction, "commit", {"ledgers": parts})).status == 200
-        await http.done("POST", f"{RECORDS}", {"text": "after the commit"})
+        await http.append_once(RECORDS, {"text": "after the commit"})
         await check_times(http, at=1)
         await cluster.kill("gateway-1")
-        await http.done("POST", f"{RECORDS}", {"text": "taken over"}, at=1)
+        await http.append_once(RECORDS, {"text": "taken over"}, at=1)
         await check_times(http, at=1)
 
         published = (await page(http, "5", at=1, more="&limit=6"))["records"]

@@ -37,7 +37,7 @@ async def a_log(stores: Stores, **environment: str) -> AsyncIterator[tuple[Clust
         http = Http(session, cluster.gateways)
         await http.done("PUT", LOG, {})
         records = {"records": [{"text": str(at)} for at in range(100)]}
-        await http.done("POST", f"{LOG}/records", records)
+        await http.append_once(f"{LOG}/records", records)
         yield cluster, http
 
 
@@ -192,7 +192,7 @@ SETTINGS = {**UNHURRIED, "COLLECT_S": "1", "COLLECT_GRACE_S": "1"}
 async def append(http: Http, count: int) -> None:
     """One append for each record, so that the log rolls."""
     for at in range(count):
-        await http.done("POST", f"{LOG}/records", {"records": [{"text": str(at)}]})
+        await http.append_once(f"{LOG}/records", {"records": [{"text": str(at)}]})
 
 
 async def shown(http: Http) -> Any:

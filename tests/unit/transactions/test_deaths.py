@@ -8,7 +8,7 @@ import aiohttp
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
-from tests.support.waiting import SETTLED_S, until
+from tests.support.waiting import SETTLED_S, UNHURRIED, until
 from tests.unit.logs.support import Http
 from tests.unit.transactions.support import LOG, TRANSACTIONS, begin, write
 
@@ -17,7 +17,10 @@ GATEWAYS = 2
 
 @asynccontextmanager
 async def a_log(stores: Stores) -> AsyncIterator[tuple[Cluster, Http]]:
-    async with running(stores, gateways=GATEWAYS) as cluster, aiohttp.ClientSession() as session:
+    async with (
+        running(stores, gateways=GATEWAYS, environment=UNHURRIED) as cluster,
+        aiohttp.ClientSession() as session,
+    ):
         http = Http(session, cluster.gateways)
         await http.done("PUT", LOG, {})
         yield cluster, http
@@ -68,7 +71,7 @@ async def test_a_commit_is_done_once_whatever_dies_on_the_way(stores: Stores) ->
             for number in range(6):
                 group.create_task(job(number))
             await until(lambda: len(ready) == 6, "all parts are written")
-            await http.done("POST", f"{LOG}/records", {"text": "first"})
+            await http.append_once(f"{LOG}/records", {"text": "first"})
             owner = await until(lambda: owner_of(cluster, http), "somebody owns the log")
             assert owner is not None
             go.set()
