@@ -219,6 +219,14 @@ class Cluster(LocalCluster):
             parts.append(f"--- {name} {state}\n{service.log_end(lines)}")
         return "\n".join(parts)
 
+    async def _until(self, service: Service, is_up: Callable[[], Awaitable[bool]]) -> None:
+        """As the base class does. Raises: DeadlineMissed, because the machine may be slow."""
+        try:
+            await super()._until(service, is_up)
+        except StartTimeout as error:
+            what = f"{service.program.name} is ready"
+            raise DeadlineMissed(what, str(error), START_S) from error
+
     def _signal(self, name: str, number: signal.Signals) -> None:
         process = self.services[name].process
         assert process is not None
@@ -263,10 +271,7 @@ async def running(
             reach,
         )
         try:
-            try:
-                await cluster.begin()
-            except StartTimeout as error:
-                raise DeadlineMissed("the cluster is ready", str(error), START_S) from error
+            await cluster.begin()
             yield cluster
         except asyncio.CancelledError:  # Ctrl-C is not a failure
             raise

@@ -27,11 +27,10 @@ from loadtest.crowd import Crowd, CrowdPlan
 from loadtest.program import Teller, arguments
 from loadtest.stores import Stores, scratch
 from loadtest.team import Team, TeamPlan
-from loadtest.waiting import DeadlineMissed, until
+from loadtest.waiting import until
 from loadtest.worked import Worked
 from quorumlog.client import Client, LogAppended, LogRecord, Producer, Record
 from quorumlog.errors import ExpiredProducer, QuorumLogError
-from services.local.cluster import START_S, StartTimeout
 
 _NAME: Final = "produce"
 _PATIENCE_S: Final = 120.0
@@ -168,14 +167,7 @@ async def kill_in_turn(
         kills.append(name)
         say(f"{name} was killed")
         await asyncio.sleep(plan.down_s)
-        await _restart(cluster, name)
-
-
-async def _restart(cluster: Cluster, name: str) -> None:
-    try:
         await cluster.restart(name)
-    except StartTimeout as error:
-        raise DeadlineMissed(f"{name} is back", str(error), START_S) from error
 
 
 async def _read_back(url: str) -> list[LogRecord]:

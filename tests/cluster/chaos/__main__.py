@@ -14,7 +14,6 @@ from typing import Final
 from rich.console import Console
 
 from loadtest.program import Seconds
-from services.local.cluster import StartTimeout
 from tests.cluster.chaos.report import Report
 from tests.cluster.chaos.setting import Machine
 from tests.cluster.chaos.storm import RESUME_S, Storm, Weights
@@ -238,13 +237,13 @@ def stormed(asked: argparse.Namespace, machine: Machine, report: Report) -> int:
         report.broken_off = "interrupted"
         return INTERRUPTED_STATUS
     except BaseExceptionGroup as group:
-        _, others = group.split((DeadlineMissed, StartTimeout))
+        _, others = group.split(DeadlineMissed)
         report.broken_off = "; ".join(causes(group))
         if others is not None:
             print(report.page(), flush=True)
             raise
         return MISSED_STATUS
-    except (DeadlineMissed, StartTimeout) as error:
+    except DeadlineMissed as error:
         report.broken_off = str(error)
         return MISSED_STATUS
     return INTERRUPTED_STATUS if report.is_interrupted else 0
