@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -36,6 +37,16 @@ HELD_UNITS: Final = 25
 """CPU of one turn of the loop, with the client's share: eight times what the worst bodies take. One turn once took up to
 5.7 s, which is some 600 units."""
 MIB: Final = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> Iterator[None]:
+    """The garbage collector visits no objects from before a test. A test run has millions, of which a full collection takes
+    longer than a turn of the loop may.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def peak_mib() -> int:
