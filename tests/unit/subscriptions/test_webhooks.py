@@ -27,6 +27,7 @@ from services.gateway.streams.webhooks import (
     check_url,
     is_allowed,
 )
+from tests.support.waiting import until, within
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 KEYS = Keys(b"secret")
@@ -192,7 +193,7 @@ async def test_a_receiver_without_an_end_is_read_up_to_the_bound() -> None:
         while True:
             await response.write(b"x" * 10_000)
 
-    async with receiver(endless) as (url, _), sender() as webhooks, asyncio.timeout(10):
+    async with receiver(endless) as (url, _), sender() as webhooks, within("the answer is cut"):
         assert not await webhooks.send(url, WAKE, KEYS)
 
 
@@ -257,6 +258,7 @@ async def test_names_that_are_never_resolved_keep_no_other_waiting(
     resolver = webhooks._Resolver(LOOPBACK, is_public=False)
     lookups = [asyncio.ensure_future(resolver.resolve("hostile", 1)) for _ in range(9)]
     try:
+        await until(lambda: bool(asked), "the lookup begins")
         await asyncio.sleep(0.2)
         assert asked == ["hostile"], "one lookup serves all"
         for each in lookups:
