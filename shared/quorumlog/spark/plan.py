@@ -15,7 +15,15 @@ from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
 
-from quorumlog.errors import NoSuchConsumer, NoSuchLedger, NoSuchLog, OffsetTruncated
+from quorumlog.errors import (
+    EntryLost,
+    LogReplaced,
+    NoSuchConsumer,
+    NoSuchLedger,
+    NoSuchLog,
+    OffsetBeyondEnd,
+    OffsetTruncated,
+)
 from quorumlog.protocol.batch import decode_head
 from quorumlog.protocol.offset_set import Offsets
 from quorumlog.spark.http import Gateways
@@ -163,16 +171,32 @@ def _prefix(low: bytes, high: bytes | None) -> bytes:
     return low[: size + 1] if is_next and len(high) == size + 1 else low[:size]
 
 
-def extent(gateways: Gateways, name: str) -> LogExtent:
-    """A log's current extent. Raises: NoSuchLog."""
+def extent(gateways: Gateways, name: str, known: int = 0) -> LogExtent:
+    """A log's current extent. `known`: an end that the query has already seen. Raises: NoSuchLog."""
     shown = gateways.get(f"/v1/logs/{name}")
     ledgers = tuple(
         (int(item["first_offset"]), int(item["ledger_id"]))
         for item in shown["ledgers"]
         if item["first_offset"] is not None
     )
-    first, end = int(shown["first_offset"]), int(shown["next_offset"])
-    return LogExtent(name, first, end, ledgers, str(shown["created_at"]))
+    first, end, made = int(shown["first_offset"]), int(shown["next_offset"]), shown["created_at"]
+    if end < known and _reaches(gateways, name, known, made):
+        end = known
+    return LogExtent(name, first, end, ledgers, str(made))
+
+
+def _reaches(gateways: Gateways, name: str, offset: int, created_at: str) -> bool:
+    """Whether a log's end is at or beyond an offset, according to a read, which verifies the end
+    (rule 27b). The end in a log's description may be behind the end that another gateway described:
+    readers may get records of a new ledger before the log's owner acknowledges these records, and
+    a displaced owner does not know the end of its ledger.
+    """
+    params: dict[str, str | int] = {"from": offset, "limit": 1, "created": created_at}
+    try:
+        gateways.get(f"/v1/logs/{name}/records", params)
+    except (OffsetBeyondEnd, LogReplaced):
+        return False
+    return True
 
 
 def logs_of(gateways: Gateways, subject: ReadSubject) -> list[str]:
@@ -216,6 +240,17 @@ def start_of(
     return found.end if by_time is None else by_time
 
 
+def beginning(
+    options: ReadOptions, gateways: Gateways, found: LogExtent, default: OffsetChoice
+) -> tuple[LogExtent, int]:
+    """The first offset to read (`start_of`), and the log's extent, which is read again if it ends
+    below that offset, because a consumer may have advanced since. Raises: the errors of `start_of`;
+    NoSuchLog.
+    """
+    start = start_of(options, gateways, found, default)
+    return (found if start <= found.end else extent(gateways, found.name, start)), start
+
+
 def _position(
     options: ReadOptions, gateways: Gateways, found: LogExtent, start: ConsumerStart
 ) -> int:
@@ -247,7 +282,11 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
     low, high = found.first, found.end
     while low < high:
         middle = (low + high) // 2
-        page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
+        try:
+            page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
+        except OffsetTruncated as error:  # the log has dropped records since `found` was read
+            low = int(error.members["first_offset"])
+            continue
         if page["next"] == middle:
             raise OffsetTruncated(f"there is no record at offset {middle}", log=found.name)
         if not page["records"]:  # compaction has removed all records from `middle` on
@@ -271,8 +310,7 @@ def batch_plan(
     _check_start(options.starting)
     ranges: list[TaskRange] = []
     for name in filter(pruning.has_log, logs_of(gateways, options.subject)):
-        whole = extent(gateways, name)
-        first = start_of(options, gateways, whole, "earliest")
+        whole, first = beginning(options, gateways, extent(gateways, name), "earliest")
         end = offset_at(options.ending, whole, whole.end)
         if options.ending_ms is not None:
             until = offset_of_time(gateways, whole, options.ending_ms)
@@ -347,14 +385,16 @@ def by_fragment(
 
 
 def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | None:
-    """How many records of a log's ledger precede an entry; None if there is no such entry (yet)."""
+    """How many records of a log's ledger precede an entry; None if there is no such entry (yet), or
+    if the entry is lost.
+    """
     path = f"/v1/ledgers/{ledger_id}"
     try:
         known = gateways.get(f"{path}/last-add-confirmed")
         if int(known["last_add_confirmed"]) < entry_id:
             return None
         page = gateways.get(f"{path}/entries", {"from": entry_id, "limit": 1})
-    except NoSuchLedger:
+    except (NoSuchLedger, EntryLost):
         return None
     return decode_head(base64.b64decode(page["entries"][0]["data"])).records_before
 
@@ -382,7 +422,7 @@ def stream_plan(
         if begun is not None and begun[CREATED] == place[CREATED] and begun["0"] >= place["0"]:
             continue
         try:
-            whole = extent(gateways, name)
+            whole = extent(gateways, name, place["0"])
         except NoSuchLog:
             if fails:
                 raise DataLoss(_gone(name)) from None
@@ -445,14 +485,17 @@ def cut(ranges: Sequence[TaskRange], options: ReadOptions) -> list[TaskRange]:
 
 
 def next_offsets(
-    options: ReadOptions, gateways: Gateways, known: Mapping[str, Any]
+    options: ReadOptions, gateways: Gateways, known: Mapping[str, int]
 ) -> dict[str, LogExtent]:
-    """The current extent of each existing log that a stream reads. Raises: DataLoss."""
+    """The current extent of each existing log that a stream reads. `known`: the offset of the query in
+    each log that it has begun. Raises: DataLoss if a known log, or a log that an option names, is gone.
+    """
     found: dict[str, LogExtent] = {}
     for name in sorted({*logs_of(gateways, options.subject), *known}):
         try:
-            found[name] = extent(gateways, name)
+            found[name] = extent(gateways, name, known.get(name, 0))
         except NoSuchLog:
-            if options.fails_on_loss:
+            is_loss = name in known or options.subject.pattern is None
+            if options.fails_on_loss and is_loss:
                 raise DataLoss(_gone(name)) from None
     return found

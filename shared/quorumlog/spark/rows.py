@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types
 
 from quorumlog import errors, header
+from quorumlog.protocol.offset_set import Offsets
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import DataLoss, TaskRange
@@ -97,12 +98,15 @@ def rows(
                 filters=part.filters,
             )
         except (*_LOST, errors.NoSuchLedger) as error:
-            if fails_on_loss:
+            end = max(at + 1, _following(error, part))
+            # A batch of a queue needs only its own records of the range.
+            is_needed = part.records is None or part.records & Offsets.span(at, end)
+            if fails_on_loss and is_needed:
                 what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
                     f"records {at} to {part.end - 1} of {what} are gone: {error.detail}; set failOnDataLoss=false to skip lost records"
                 ) from error
-            at = max(at + 1, _following(error, part))
+            at = end
             continue
         if following <= at:
             # All records of the range were confirmed before the plan was made.

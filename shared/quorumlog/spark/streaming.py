@@ -81,9 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The offset at which a query without a checkpoint begins."""
         options, found, made = self._options, {}, {}
         for name, whole in plan.next_offsets(options, self._gateways, {}).items():
-            start = plan.start_of(options, self._gateways, whole, "latest")
-            # A consumer may have advanced since this end was read.
-            known = whole if start <= whole.end else plan.extent(self._gateways, name)
+            known, start = plan.beginning(options, self._gateways, whole, "latest")
             if start > known.end:
                 if options.fails_on_loss:
                     raise plan.DataLoss(
