@@ -450,3 +450,42 @@ async def test_no_more_deliveries_are_under_way_than_the_bound(http: Served) -> 
         room.release()
     await http.wake()
     assert not any(gateway.logs.subscriptions.failures for gateway in http.gateways)
+
+
+async def test_an_owner_reads_its_subscriptions_again_after_a_defect_of_its_store(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await http.put()
+    await http.acked("events/a", await http.append("events/a"))
+    mine = [gateway.logs.subscriptions for gateway in http.gateways]
+    (owner,) = [each for each in mine if each.is_here]
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(owner._keeper, "step", broken)
+    with pytest.raises(errors.QuorumLogError, match="internal error"):
+        await owner.page("", after="", limit=1)
+    assert not owner.kept
+    http.got.clear()
+    await http.append("events/a")  # no request about the subscription makes the owner read it
+    await http.wake()
+
+
+async def test_a_claim_without_keys_leaves_the_wake_to_others(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull = {"type": "pull-wake", "streams": ["events/a"], "wake_stream": "wake/pool"}
+    assert (await http.ask("PUT", SUB, pull)).status == 201
+    assert (await http.ask("PUT", "/v1/stream/wake/pool", body=b"[]", headers=JSON)).status == 201
+    await http.append("events/a")
+
+    async def away(_self: Any, **_: Any) -> Any:
+        raise errors.EntryUnavailable("the keys can't be read now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(routes.SubscriptionRoutes, "_keys", away)
+        answer = await http.ask("POST", f"{SUB}/claim", {"worker": "one"})
+        assert (answer.status, answer.json["code"]) == (503, "entry-unavailable")
+    claimed = await http.ask("POST", f"{SUB}/claim", {"worker": "two"})
+    assert (claimed.status, claimed.json["generation"]) == (200, 1), claimed
