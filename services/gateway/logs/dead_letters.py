@@ -332,7 +332,8 @@ class QueueMoves(RowService[Queue]):
                 break
             row = await self._carry_out(row, move)
         try:  # the owner's task may have ended the move without an append
-            _check_open(await self._reader.rows.row(name))
+            _check_open(await self._reader.fresh(name, log_row.created_at))
+            await self._reader.fresh(dead, dead_row.created_at)
         except errors.QuorumLogError as error:
             raise error.with_outcome(errors.UNKNOWN) from None
         return len(offsets) if is_mine else 0

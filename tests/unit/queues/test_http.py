@@ -774,7 +774,10 @@ async def one_dead_letter(http: Http) -> None:
     await dead_letters(http, 1)
 
 
-async def test_a_redrive_of_a_deleted_log_ends(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_made_again", [False, True])
+async def test_a_redrive_of_a_deleted_log_ends_and_counts_nothing_as_sent(
+    http: Http, monkeypatch: pytest.MonkeyPatch, *, is_made_again: bool
+) -> None:
     original = moves.QueueMoves._carry_out
     is_begun, is_deleted = asyncio.Event(), asyncio.Event()
 
@@ -789,9 +792,14 @@ async def test_a_redrive_of_a_deleted_log_ends(http: Http, monkeypatch: pytest.M
     async with within("the redrive has a move"):
         await is_begun.wait()
     await http.ask("DELETE", DEAD)
+    if is_made_again:
+        await http.done("PUT", DEAD, {})
     await asyncio.sleep(0.5)  # longer than a page is read from memory
     is_deleted.set()
-    await redrive
+    refused = await redrive
+    assert code(refused) == ((409, "log-replaced") if is_made_again else (404, "no-such-log"))
+    if is_made_again:
+        assert refused.json["outcome"] == "unknown"
     await put(http, max_attempts=1, dead_letter_log="dead2")
 
 
