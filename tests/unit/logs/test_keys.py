@@ -234,6 +234,16 @@ async def test_the_newest_record_is_found_in_the_open_ledger_as_it_grows() -> No
                 assert found.offset == offset
 
 
+async def test_no_newest_record_is_missed_by_a_gateway_whose_metadata_is_old() -> None:
+    async with filled() as (_, (one, two)):
+        for _ in range(2):
+            assert await newest(two, "a") is not None
+            await one.logs.roll("log")
+            offset = await append(one, "a")
+            assert two.logs.rows.known("log") != one.logs.rows.known("log")
+            assert await newest(two, "a") == offset
+
+
 @pytest.mark.parametrize("is_indexed", [True, False])
 async def test_too_much_for_a_request_is_no_absence(
     is_indexed: bool, monkeypatch: pytest.MonkeyPatch
