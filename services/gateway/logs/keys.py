@@ -293,16 +293,18 @@ class KeyReader:
         """Search in cached metadata while the metadata is read again, which takes as long as the
         search. Returns the metadata, and what was found if the cached metadata is up to date.
         """
-        search = self._newest(known, key, before, Work(SCANNED_BYTES_MAX))
-        row, found = await asyncio.gather(fresh, search, return_exceptions=True)
-        if isinstance(row, BaseException):
-            raise row
-        is_same = (row.created_at, row.version) == (known.created_at, known.version)
-        if not is_same or row.attempt != known.attempt or isinstance(found, errors.NoSuchLedger):
+        work = Work(SCANNED_BYTES_MAX)
+        search = asyncio.create_task(self._newest(known, key, before, work))
+        try:
+            row = await fresh
+            is_same = (row.created_at, row.version) == (known.created_at, known.version)
+            if is_same and row.attempt == known.attempt:
+                with contextlib.suppress(errors.NoSuchLedger):
+                    return row, await search
             return row, None
-        if isinstance(found, BaseException):
-            raise found
-        return row, found
+        finally:
+            search.cancel()
+            await asyncio.gather(search, return_exceptions=True)
 
     async def _newest(
         self, row: LogMetadata, key: bytes, before: int | None, work: Work
