@@ -133,7 +133,7 @@ def test_a_fragment_that_begins_with_a_lost_entry_is_planned() -> None:
 
 @pytest.mark.parametrize("is_needed", [False, True])
 def test_lost_records_between_those_of_a_queues_batch_are_no_loss(*, is_needed: bool) -> None:
-    """The queue gave them to nobody: it has counted them as lost."""
+    """The queue gave the lost records to no consumer, and counted them as lost."""
 
     def page(params: Any) -> Any:
         if params["from"] == 1:

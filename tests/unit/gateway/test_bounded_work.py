@@ -41,8 +41,8 @@ MIB: Final = 1 << 20
 
 @pytest.fixture(autouse=True)
 def frozen() -> Iterator[None]:
-    """The garbage collector visits no objects from before a test. A test run has millions, of which a full collection takes
-    longer than a turn of the loop may.
+    """Keep the garbage collector from visiting objects that are older than the test. A test run has
+    millions of them, and a full collection takes longer than the limit for one turn of the loop.
     """
     gc.freeze()
     yield

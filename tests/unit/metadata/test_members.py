@@ -299,6 +299,16 @@ async def test_a_directory_that_never_registered_is_no_member_to_a_rebuild(
     assert member == "b3@2"
 
 
+async def rebuilt_with_b3(bookies: Bookies, service: Service) -> tuple[Any, str, str]:
+    """Start b3, which waits, and rebuild. Returns the report, the reason without one, and the member."""
+    async with bookies.running(service, ("b3",)) as found:
+        await until_replayed(found["b3"])
+        report, why = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
+        await until_ready(found["b3"])
+        assert found["b3"].store is not None
+        return report, why, found["b3"].store.me
+
+
 async def test_a_bookie_is_heard_as_the_incarnation_that_a_backup_does_not_know_of(
     stores: Stores, bookies: Bookies, tmp_path: Path
 ) -> None:
@@ -312,12 +322,7 @@ async def test_a_bookie_is_heard_as_the_incarnation_that_a_backup_does_not_know_
         for bookie in running.values():
             await until_replayed(bookie)
         await until_noticed(service)
-        async with bookies.running(service, ("b3",)) as found:
-            await until_replayed(found["b3"])
-            report, why = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
-            await until_ready(found["b3"])
-            assert found["b3"].store is not None
-            member = found["b3"].store.me
+        report, why, member = await rebuilt_with_b3(bookies, service)
         present = await service.client.get(row.ledger_id)
 
     assert report is not None, why
@@ -342,12 +347,7 @@ async def test_a_directory_whose_cookie_an_acceptance_replaced_waits_for_a_rebui
         body = {"witnesses": [one["witness"] for one in state["missing"]], "lost": ["b3"]}
         _, problem = await service.send("POST", "/v1/witnesses/accept", body)
         stand_in = await service.client.cookie("b3")
-        async with bookies.running(service, ("b3",)) as found:
-            await until_replayed(found["b3"])
-            report, why = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
-            await until_ready(found["b3"])
-            assert found["b3"].store is not None
-            member = found["b3"].store.me
+        report, why, member = await rebuilt_with_b3(bookies, service)
 
     assert problem["code"] == "copy-lost"
     assert stand_in is not None

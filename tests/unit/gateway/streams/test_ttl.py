@@ -72,8 +72,8 @@ class Stream:
             self.used_s = self.asked_s
 
     async def use_once(self, at: int, *, must_live: bool) -> None:
-        """Read it, however long that takes: nobody can say meanwhile that it has expired, except after
-        a try that made another gateway the keeper.
+        """Read the stream without a deadline. No response may say that the stream has expired, unless
+        an earlier try made another gateway the keeper.
         """
         found = await self.settled("GET", at)
         assert found.status == 200 or not must_live or self.tries > 1, found
@@ -130,7 +130,9 @@ async def test_reads_through_the_other_gateway_keep_a_stream_and_write_nothing(
             before = await row_of(stores.postgres_dsn, log_of(stream.name))
             await stream.use_for(7, OTHER)
             now = await row_of(stores.postgres_dsn, log_of(stream.name))
-            if now[:2] == before[:2]:  # else somebody was too slow, and counted as gone
+            if (
+                now[:2] == before[:2]
+            ):  # otherwise a gateway was so slow that the others took it for dead
                 assert now == before
                 break
         await stream.gone(OTHER)
