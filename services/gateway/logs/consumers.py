@@ -331,7 +331,7 @@ class Consumers:
                 known.end = max(known.end, await self.end(known.row))
         if offset > known.end:
             row = await self._reader.rows.row(name)
-            known = self._cached(row, self._loop.time(), await self.end(row))
+            known = self._cached(row, self._loop.time(), await self._end_for(row, offset))
         if offset > known.end:
             raise _out_of(known.row, "/offset", f"offset must be at most the log's end {known.end}")
         return known.row
@@ -343,16 +343,20 @@ class Consumers:
             return owner.acknowledged_offset
         return await self._reader.end(row.name, row)
 
+    async def _end_for(self, row: LogMetadata, offset: int) -> int:
+        """The log's end; an end below `offset` is proven. `row` is fresh metadata."""
+        end = await self.end(row)
+        return end if offset <= end else await self._reader.end_for(row, offset)
+
     async def offset(self, row: LogMetadata, start: Start) -> int:
         """Return the offset of `start`. Raises: InvalidRequest beyond the log's end."""
         if start == "earliest":
             return row.first_offset
-        end = await self.end(row)
         if start == "latest":
-            return end
+            return await self.end(row)
         if not isinstance(start, int):
             return (await self._reader.begin(row.name, start, row))[0]
-        if start > end:
+        if start > (end := await self._end_for(row, start)):
             raise _out_of(row, "/to", f"offset must be at most the log's end {end} (got {start})")
         return start
 

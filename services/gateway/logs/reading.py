@@ -152,33 +152,41 @@ class LogReader:
         page.row, page.is_fresh, page.created_at, page.asked_s = row, True, row.created_at, asked_s
 
     async def _check_within(self, row: LogMetadata, start: int) -> None:
-        """Raise OffsetBeyondEnd if `start` is beyond the log's end. `row` is fresh metadata.
-
-        The check proves the end (rule 27b). A client can have a later offset only from the log's
-        owner or from a CLOSED ledger. The owner's end, which never decreases, is requested first,
-        and the ledger's metadata is read afterwards.
-        """
+        """Raise OffsetBeyondEnd if `start` is beyond the log's end. `row` is fresh metadata."""
         item = row.item_at(start) or row.base
         is_border = item is not None and self._index.points(item.ledger_id).has(
             start - (item.first_offset or 0)  # this process knows that an entry begins or ends here
         )
         if start <= row.known_end or is_border:
             return
-        end = await self.end(row.name, row)
-        if start > end:
-            with contextlib.suppress(errors.NoSuchLedger):
-                end = max(end, await self._closed_end(row))
+        end = await self.end_for(row, start)
         if start > end:
             detail = f"offset {start} is beyond the log's end {end}"
             raise errors.OffsetBeyondEnd(detail, log=row.name, next_offset=end)
 
+    async def end_for(self, row: LogMetadata, offset: int) -> int:
+        """The log's end. An end below `offset` is proven (rule 27b). `row` is fresh metadata.
+
+        A client can have a later offset only from the log's owner or from a CLOSED ledger. The
+        owner's end, which never decreases, is requested first, and the ledger's metadata is read
+        afterwards.
+        """
+        end = await self.end(row.name, row)
+        if offset > end:
+            with contextlib.suppress(errors.NoSuchLedger):
+                end = max(end, await self._closed_end(row))
+        return end
+
     async def _closed_end(self, row: LogMetadata) -> int:
-        """The end of the log's last ledger with a known first offset if the ledger is CLOSED, else
-        0. An owner that was displaced without noticing may report an earlier end.
+        """The end of the log's last ledger with a known first offset if the log's metadata lacks
+        the end but the ledger is CLOSED, else 0. An owner that was displaced without noticing may
+        report an earlier end.
         """
         item = row.base
-        view = None if item is None else await self._reads.ended(item.ledger_id, is_fresh=True)
-        if item is None or view is None or view.last_add_confirmed == NO_ENTRY:
+        if item is None or item.last_offset is not None:
+            return 0
+        view = await self._reads.ended(item.ledger_id, is_fresh=True)
+        if view.last_add_confirmed == NO_ENTRY:
             return 0
         head = await self._last_head(item, view)
         return (item.first_offset or 0) + head.records_after

@@ -211,6 +211,8 @@ class SubscriptionService(RowService[Subscription]):
                     found = (await self._consumers.recent(link.log, is_fresh=is_fresh)).row
                     if found.created_at == link.created:
                         at = await self._consumers.end(found)
+                        if is_fresh and link.log in needed:  # the client may know a later end
+                            at = await self._reader.end_for(found, at + 1)
                         return (link.log, link.created, at) if at > link.tail else None
             except errors.NoSuchLog:
                 pass

@@ -26,6 +26,7 @@ from services.gateway.edge.consumer_models import (
 from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.transactions import TransactionBegin
 from services.gateway.logs import consumers
+from services.gateway.logs.reading import LogReader
 from tests.model.logs.model import Cluster
 from tests.unit.gateway.fake_engine import FakeEngine
 from tests.unit.logs.support import Answer, Http
@@ -49,6 +50,7 @@ async def served() -> AsyncIterator[tuple[Http, Cluster]]:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         urls = []
         for gateway, port in zip(gateways, ports(), strict=True):
+            stack.push_async_callback(gateway.end)
             app = build_app(FakeEngine(), Limits(), logs=gateway.logs)
             listener = await stack.enter_async_context(listening(app, host="127.0.0.1", port=port))
             urls.append(f"http://127.0.0.1:{listener.port}")
@@ -56,8 +58,6 @@ async def served() -> AsyncIterator[tuple[Http, Cluster]]:
         assert (await http.ask("PUT", LOG, {})).status == 201
         await append(http, 10)
         yield http, cluster
-    for gateway in gateways:
-        await gateway.end()
 
 
 @pytest.fixture
@@ -210,6 +210,36 @@ async def test_no_commit_is_checked_against_the_end_of_a_deleted_log(
 
     assert code(meanwhile) == code(await beyond) == (422, "invalid")
     assert (await http.ask("GET", ME)).json["offset"] == 0
+
+
+async def test_a_displaced_owner_limits_no_offset_of_a_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A recovery has closed the ledger above the end that the owner knows (rule 27b). Another
+    gateway returned records up to the higher end, so commits, resets and queues accept it.
+    """
+    async with served() as (http, cluster):
+        (ledger,) = cluster.ledgers
+        await next(iter(cluster.gateways.values())).recover(ledger)
+        end_of, tail_of = consumers.Consumers.end, LogReader.tail
+
+        async def end(service: consumers.Consumers, row: LogMetadata) -> int:
+            return await end_of(service, row) - 1
+
+        async def tail(reader: LogReader, *given: Any, **named: Any) -> tuple[int, bool]:
+            found, is_closed = await tail_of(reader, *given, **named)
+            return found - 1, is_closed
+
+        monkeypatch.setattr(consumers.Consumers, "end", end)
+        monkeypatch.setattr(LogReader, "tail", tail)
+
+        assert (await commit(http, 10, at=1, If_None_Match="*")).status == 200
+        assert (await http.ask("POST", f"{ME}/reset", {"to": 10}, at=1)).json["offset"] == 10
+        queue = await http.ask("PUT", f"{LOG}/queues/work", {"from": 10}, at=1)
+        assert queue.json["next"] == 10
+        archived = await http.ask("POST", f"{LOG}/archived", {"through": 10, "expect": None}, at=1)
+        assert archived.json["archived_through"] == 10
+        assert code(await commit(http, 11, at=1, If_None_Match="*")) == (422, "invalid")
 
 
 async def test_a_consumer_below_the_logs_beginning_is_told(http: Http) -> None:

@@ -69,6 +69,29 @@ async def read(http: Served, path: str = FORK) -> bytes:
     return answer.body
 
 
+async def test_a_displaced_owner_does_not_limit_where_a_fork_begins(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recovery has closed the source's ledger above the end that the owner knows (rule 27b)."""
+    await http.put(TEXT, b"a")
+    await http.post(TEXT, b"b")
+    item = (await http.gateway.logs.rows.row(LOG)).last_item
+    assert item is not None
+    await http.gateway.recover(item.ledger_id)
+    tail_of = LogReader.tail
+
+    async def tail(reader: LogReader, *given: Any, **named: Any) -> tuple[int, bool]:
+        end, is_closed = await tail_of(reader, *given, **named)
+        return end - 1, is_closed
+
+    monkeypatch.setattr(LogReader, "tail", tail)
+    made = await forked(http, at(2))
+    monkeypatch.undo()
+
+    assert made.status == 201, made
+    assert await read(http) == b"ab"
+
+
 async def test_a_fork_within_an_open_ledger_has_what_was_there_and_the_source_goes_on(
     http: Served,
 ) -> None:
