@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quorumlog.net.connections import ListenLimits
+from quorumlog.net.connections import Connection, ListenLimits
 from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.support.waiting import until
@@ -206,16 +206,27 @@ def unframed(data: bytes) -> list[tuple[int, bytes]]:
 @pytest.mark.parametrize(
     "accept", ["application/json", FRAMES, "application/x-ndjson", "text/event-stream"]
 )
-async def test_a_connection_that_takes_nothing_ends_and_frees_all(accept: str) -> None:
+async def test_a_connection_that_takes_nothing_ends_and_frees_all(
+    accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalled: set[Connection] = set()
+    pause = Connection.pause_writing
+
+    def paused(connection: Connection) -> None:
+        stalled.add(connection)
+        pause(connection)
+
+    monkeypatch.setattr(Connection, "pause_writing", paused)
     async with running(listen=ListenLimits(stalled_answer_timeout_s=0.3)) as gateway:
         await with_entries(gateway, 20)
-        async with strangers(gateway, 3, ask(PAGE, f"Accept: {accept}")) as opened:
-            await until(lambda: gateway.listener.connections.used == 3, "all are connected")
+        async with strangers(gateway, 3, ask(PAGE, f"Accept: {accept}")):
+            await until(lambda: len(stalled) == 3, "all three answers are stalled")
 
-            await until(lambda: gateway.listener.connections.used == 0, "they are ended")
+            await until(
+                lambda: gateway.listener.connections.used == 0, "all connections have ended"
+            )
 
             await until_gauge(gateway, "answers_bytes", 0, "nothing is held")
-            assert len(opened) == 3
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
