@@ -115,7 +115,7 @@ class Rewriting:
 async def look_up(
     gateway: Gateway, name: str, whole: Sequence[ReadRecord], has_expired: Callable[[int], bool]
 ) -> None:
-    """Check that a gateway finds by key what it finds without indexes. Nothing changes the log
+    """Check that a gateway finds by key what it finds without indexes. The log must not change
     meanwhile, but a gateway whose clock is behind may stop returning records that have expired.
     """
     keys = gateway.logs.keys
