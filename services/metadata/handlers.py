@@ -82,6 +82,14 @@ PLACED_IN: Final = query_text(
     "log", LOG_NAME, "Only ledgers that were once part of a log of this name."
 )
 TOKEN: Final = path_text("token", ATTEMPT, "The id of a client's request.", str(UUID(int=0)))
+KNOWN: Final = query_text(
+    "known",
+    ATTEMPT,
+    "The `attempt` in the caller's copy of the log. A current copy is not sent again.",
+)
+CREATED_AT: Final = query_text(
+    "created_at", "[0-9TZ:.-]{27}", "The `created_at` in the caller's copy of the log."
+)
 CONTENT: Final = query_text("content", "[0-9a-f]{32}", "A digest of the request's content.")
 OLDER_THAN_S: Final = query_integer(
     "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so many seconds.", 0
@@ -328,7 +336,7 @@ ROUTES.serve(
 )
 ROUTES.serve("POST /v1/transactions", TransactionStore.begin, roles=GATEWAYS)
 ROUTES.serve("GET /v1/requests/{token}", LogStore.is_done, TOKEN, CONTENT, roles=GATEWAYS)
-ROUTES.serve(f"GET {_LOG}", LogStore.get, LOG, roles=GATEWAYS)
+ROUTES.serve(f"GET {_LOG}", LogStore.get, LOG, KNOWN, CREATED_AT, roles=GATEWAYS)
 ROUTES.serve(f"DELETE {_LOG}", LogStore.delete, LOG, roles=GATEWAYS, audited_as="delete_log")
 ROUTES.serve(
     "GET /v1/orphans", LogStore.orphans, OLDER_THAN_S, AFTER, PLACED_IN, LIMIT, roles=GATEWAYS

@@ -25,6 +25,7 @@ from quorumlog.wire.log_bodies import (
     LedgerIds,
     LogChange,
     LogCreateBody,
+    LogRead,
     SharedAsk,
 )
 from services.metadata import attempts, forks, sql
@@ -44,9 +45,10 @@ from services.metadata.ledgers import (
     lock_ledger,
 )
 
+_READ_MS: Final = "(extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 ROW: Final = (
-    f"name, version, attempt::text AS attempt, body::text AS body, {sql.utc('created_at')},"
-    " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
+    "name, version, attempt::text AS attempt, body::text AS body,"
+    f" {sql.utc('created_at')}, {_READ_MS}"
 )
 """`read_ms` is the time of the read by the database's clock. The age of records is determined by
 this clock, and never by a gateway's clock (rule 26a)."""
@@ -58,9 +60,29 @@ class LogStore(RowStore):
     """The store of logs' rows."""
 
     @proven
-    async def get(self, connection: Connection, name: str) -> LogMetadata:
-        """A log's row, read from the primary. Raises: NoSuchLog."""
-        return await read_log(connection, name)
+    async def get(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        known: str | None = None,
+        created_at: str | None = None,
+    ) -> LogRead:
+        """A log's row, read from the primary. `known` and `created_at` name a version (`LogRead`).
+        The creation time is compared too, because after the database went back, a repeated attempt
+        may have created another log. Raises: NoSuchLog.
+        """
+        if known is not None:
+            record = await connection.fetchrow(
+                f"SELECT {sql.utc('created_at')}, {_READ_MS} FROM logs"
+                " WHERE name = $1 AND attempt = $2 AND body IS NOT NULL",
+                name,
+                known,
+            )
+            if record is not None and record["created_at"] == created_at:
+                return LogRead(row=None, read_ms=record["read_ms"])
+        row = await read_log(connection, name)
+        return LogRead(row=row, read_ms=row.read_ms)
 
     @listing
     async def page(

@@ -181,7 +181,7 @@ class LogRows:
         """The log's metadata from the primary. Raises: NoSuchLog, MetadataUnavailable."""
         at_s, changes = self._clock(), self._changes
         try:
-            row = await self._store.get(name)
+            row = await self._store.get(name, self._rows.get(name, (None,))[0])
         except Exception:
             self._rows.pop(name, None)
             raise

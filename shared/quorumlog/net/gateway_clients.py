@@ -34,9 +34,21 @@ class LogClient:
             self.clock.hear(row.read_ms)
         return row
 
-    async def get(self, name: str) -> LogMetadata:
-        """A log's metadata, from the primary. Raises: NoSuchLog."""
-        return self._heard(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogMetadata))
+    async def get(self, name: str, known: LogMetadata | None = None) -> LogMetadata:
+        """A log's metadata, from the primary. The service does not send the metadata again if
+        `known` is current, because the metadata of a log with many ledgers is large. Returns
+        `known` then. Raises: NoSuchLog.
+        """
+        query = None
+        if known is not None and known.attempt:
+            query = query_of(known=known.attempt, created_at=known.created_at)
+        path = f"/v1/logs/{name}"
+        found = await self._client.ask("GET", path, gives=log_bodies.LogRead, query=query)
+        self.clock.hear(found.read_ms)
+        if found.row is not None:
+            return found.row
+        assert known is not None, "only a request with `known` gets no metadata"
+        return known
 
     async def is_done(self, once: Once) -> bool:
         """Whether the request `once` was carried out. Raises: InvalidRequest if its content differs."""

@@ -50,6 +50,16 @@ class LogChange(Body):
     once: Once | None = None
 
 
+class LogRead(Body):
+    """`GET /v1/logs/{name}?known=&created_at=`: the log's metadata at the database's time `read_ms`,
+    in ms since 1970. `row` is None if the caller has the current version: the version that the
+    change `known` made of the log that was created at `created_at`.
+    """
+
+    row: LogMetadata | None
+    read_ms: Number
+
+
 class Done(Body):
     """`GET /v1/requests/{token}?content=`: whether a client's request was carried out."""
 

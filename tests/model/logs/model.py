@@ -779,11 +779,11 @@ class Store(MetadataLogs):
     def database_ms(self) -> int:
         return self.cluster.database_ms()
 
-    async def get(self, name: str) -> LogMetadata:
+    async def get(self, name: str, known: LogMetadata | None = None) -> LogMetadata:
         await self.gateway.ask()
         row = self.row(name)
         await self.gateway.hear()
-        return row
+        return known if known == row else row
 
     def row(self, name: str) -> LogMetadata:
         if name not in self.cluster.logs:

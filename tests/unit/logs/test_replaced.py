@@ -124,9 +124,9 @@ async def test_a_deletion_by_name_is_of_the_log_that_it_found_first() -> None:
     await made(logs, b"0")
     get, later = logs._store.get, ""
 
-    async def replaced_meanwhile(name: str) -> LogMetadata:
+    async def replaced_meanwhile(name: str, known: LogMetadata | None = None) -> LogMetadata:
         nonlocal later
-        row = await get(name)
+        row = await get(name, known)
         logs._store.get = get
         later = await replaced(logs, b"a")
         return row

@@ -89,9 +89,9 @@ async def test_a_merge_reads_the_logs_metadata_once_to_delete_the_old_ledgers(
         reads: list[str] = []
         get = one.logs.orphans._store.get
 
-        async def count(name: str) -> LogMetadata:
+        async def count(name: str, known: LogMetadata | None = None) -> LogMetadata:
             reads.append(name)
-            return await get(name)
+            return await get(name, known)
 
         monkeypatch.setattr(one.logs.orphans._store, "get", count)
         await one.logs.orphans.drop([*old])
@@ -108,7 +108,7 @@ async def test_an_orphan_that_never_had_a_place_is_deleted_without_the_logs_meta
         row = await filled(one, ["a"])
         orphan = await one.create(options_of(row))
 
-        async def read(_name: str) -> LogMetadata:
+        async def read(_name: str, _known: LogMetadata | None = None) -> LogMetadata:
             raise AssertionError
 
         monkeypatch.setattr(two.logs.orphans._store, "get", read)

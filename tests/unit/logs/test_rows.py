@@ -2,6 +2,7 @@
 
 import asyncio
 
+from quorumlog.protocol.log import LogMetadata
 from tests.model.logs.model import Cluster
 from tests.support.waiting import within
 from tests.unit.logs.test_manager import SETTINGS
@@ -18,8 +19,8 @@ async def test_a_row_that_this_process_changes_while_it_is_asked_for_is_not_rece
         asked, reported = asyncio.Event(), asyncio.Event()
         get = store.get
 
-        async def slow(name: str) -> object:
-            row = await get(name)
+        async def slow(name: str, known: LogMetadata | None) -> object:
+            row = await get(name, known)
             asked.set()
             await reported.wait()
             return row

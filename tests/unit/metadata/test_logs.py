@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -365,6 +366,37 @@ async def test_logs_are_listed_by_name(logs: LogClient) -> None:
 
     assert first_page + rest == rows
     assert end is None
+
+
+async def test_metadata_that_the_caller_has_is_not_sent_again(
+    service: Service, stores: Stores
+) -> None:
+    logs = LogClient(service.client)
+    row, _ = await logs.create(LOG)
+
+    async def sent(known: LogMetadata) -> Any:
+        path = f"/v1/logs/{LOG.name}?known={known.attempt}&created_at={known.created_at}"
+        status, answer = await service.send("GET", path)
+        return status, answer.get("row"), answer.get("read_ms", 0) > 0
+
+    assert await sent(row) == (200, None, True)
+    assert await logs.get(LOG.name, row) is row
+
+    other = replace(row, attempt=new_attempt(), forgotten_end=5)
+    assert await logs.get(LOG.name, other) == row
+    # After the database went back, the same attempt may have created the log again.
+    earlier = replace(row, created_at="2026-01-02T03:04:05.678901Z")
+    assert await logs.get(LOG.name, earlier) == row
+    async with connected(stores) as database:
+        await database.execute("UPDATE logs SET attempt = NULL")
+    assert (await logs.get(LOG.name, row)).attempt == ""
+
+    _, changed = await logs.cas(replace(await logs.get(LOG.name), forgotten_end=7))
+    assert await logs.get(LOG.name, row) == changed
+    await logs.delete(changed)
+    with pytest.raises(NoSuchLog):
+        await logs.get(LOG.name, changed)
+    assert await sent(changed) == (404, None, False)
 
 
 async def test_a_bad_name_is_refused(service: Service) -> None:

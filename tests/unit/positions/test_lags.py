@@ -94,7 +94,7 @@ async def test_a_measurement_costs_no_append_and_no_row(monkeypatch: pytest.Monk
         end = (await one.logs.get(POSITIONS_LOG)).next_offset
         asked: list[str] = []
 
-        async def get(_store: Store, name: str) -> Any:
+        async def get(_store: Store, name: str, _known: object = None) -> Any:
             asked.append(name)
             raise AssertionError(name)
 

@@ -8,6 +8,7 @@ import pytest
 
 from quorumlog.errors import EntryUnavailable
 from quorumlog.protocol.batch import Record
+from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.messages import Append
 from services.gateway.logs import store
 from services.gateway.logs.values import LogBatches
@@ -131,9 +132,9 @@ def rows_asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     get = http.gateway.logs.rows._store.get
 
-    async def counted(name: str) -> Any:
+    async def counted(name: str, known: LogMetadata | None = None) -> Any:
         names.append(name)
-        return await get(name)
+        return await get(name, known)
 
     monkeypatch.setattr(http.gateway.logs.rows._store, "get", counted)
     monkeypatch.setattr(store, "RECENT_S", 1e6)
