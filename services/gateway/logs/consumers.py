@@ -344,9 +344,9 @@ class Consumers:
         return await self._reader.end(row.name, row)
 
     async def _end_for(self, row: LogMetadata, offset: int) -> int:
-        """The log's end; an end below `offset` is proven. `row` is fresh metadata."""
+        """The log's end; an end below `offset` is proven (rule 27b). `row` is fresh metadata."""
         end = await self.end(row)
-        return end if offset <= end else await self._reader.end_for(row, offset)
+        return end if offset <= end else max(end, await self._reader.closed_end(row))
 
     async def offset(self, row: LogMetadata, start: Start) -> int:
         """Return the offset of `start`. Raises: InvalidRequest beyond the log's end."""

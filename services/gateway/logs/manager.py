@@ -224,7 +224,10 @@ class LogManager:
             now = await self.rows.row(source.name)
             now.check_created(source.created_at)
             source = now
-        if (end := await self.reader.end_for(source, at)) < at:
+        end = await self.reader.end(source.name, source)
+        if at > end:
+            end = max(end, await self.reader.closed_end(source))
+        if at > end:
             detail = f"a fork of {source.name} must begin at {end} or below (got {at})"
             raise errors.InvalidRequest(detail, log=source.name)
         raise errors.Overloaded(
@@ -419,7 +422,7 @@ class LogManager:
                 raise errors.VersionConflict(detail, log=name)
             end, low = (await self.views.view(row)).next_offset, row.archived_through or 0
             if through > end:
-                end = await self.reader.end_for(row, through)
+                end = max(end, await self.reader.closed_end(row))
             if not low <= through <= end:
                 detail = f"must be from {low}, the archived offset, to {end}, the log's end"
                 found = [{"pointer": "/through", "detail": detail}]

@@ -159,33 +159,28 @@ class LogReader:
         )
         if start <= row.known_end or is_border:
             return
-        end = await self.end_for(row, start)
+        end = await self.end(row.name, row)
+        if start > end:
+            end = max(end, await self.closed_end(row))
         if start > end:
             detail = f"offset {start} is beyond the log's end {end}"
             raise errors.OffsetBeyondEnd(detail, log=row.name, next_offset=end)
 
-    async def end_for(self, row: LogMetadata, offset: int) -> int:
-        """The log's end. An end below `offset` is proven (rule 27b). `row` is fresh metadata.
+    async def closed_end(self, row: LogMetadata) -> int:
+        """The log's end according to its last ledger, if this ledger is CLOSED and the log's
+        metadata `row` lacks the end; otherwise 0.
 
-        A client can have a later offset only from the log's owner or from a CLOSED ledger. The
-        owner's end, which never decreases, is requested first, and the ledger's metadata is read
-        afterwards.
-        """
-        end = await self.end(row.name, row)
-        if offset > end:
-            with contextlib.suppress(errors.NoSuchLedger):
-                end = max(end, await self._closed_end(row))
-        return end
-
-    async def _closed_end(self, row: LogMetadata) -> int:
-        """The end of the log's last ledger with a known first offset if the log's metadata lacks
-        the end but the ledger is CLOSED, else 0. An owner that was displaced without noticing may
-        report an earlier end.
+        An owner that was displaced without noticing may report an earlier end than a client knows.
+        So before a caller rejects an offset, it takes the greater of two ends: first the owner's
+        end, which never decreases, and then this one (rule 27b).
         """
         item = row.base
         if item is None or item.last_offset is not None:
             return 0
-        view = await self._reads.ended(item.ledger_id, is_fresh=True)
+        try:
+            view = await self._reads.ended(item.ledger_id, is_fresh=True)
+        except errors.NoSuchLedger:
+            return 0
         if view.last_add_confirmed == NO_ENTRY:
             return 0
         head = await self._last_head(item, view)

@@ -212,7 +212,7 @@ class SubscriptionService(RowService[Subscription]):
                     if found.created_at == link.created:
                         at = await self._consumers.end(found)
                         if is_fresh and link.log in needed:  # the client may know a later end
-                            at = await self._reader.end_for(found, at + 1)
+                            at = max(at, await self._reader.closed_end(found))
                         return (link.log, link.created, at) if at > link.tail else None
             except errors.NoSuchLog:
                 pass

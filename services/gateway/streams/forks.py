@@ -159,7 +159,7 @@ class StreamForks:
         elif wanted.offset is not None:
             offset = source.at(wanted.offset)
         if offset > end:
-            end = await self._logs.reader.end_for(source.row, offset)
+            end = max(end, await self._logs.reader.closed_end(source.row))
         if not source.row.first_offset <= offset <= end:
             first = source.row.first_offset
             detail = f"must be an offset of the source, from {first} to {end} (got {offset})"

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from quorumlog.errors import AlreadyDone, LogExists, NoSuchLedger, VersionConflict
+from quorumlog.errors import (
+    AlreadyDone,
+    LogExists,
+    MetadataUnavailable,
+    NoSuchLedger,
+    VersionConflict,
+)
 from quorumlog.net.metadata_requests import (
     MetadataRequests,
     current_of,
@@ -35,20 +41,21 @@ class LogClient:
         return row
 
     async def get(self, name: str, known: LogMetadata | None = None) -> LogMetadata:
-        """A log's metadata, from the primary. The service does not send the metadata again if
-        `known` is current, because the metadata of a log with many ledgers is large. Returns
-        `known` then. Raises: NoSuchLog.
+        """A log's metadata, from the primary. If `known` is current, the service does not send the
+        metadata again, which is large if the log has many ledgers, and this method returns `known`.
+
+        Raises: NoSuchLog.
         """
         query = None
         if known is not None and known.attempt:
             query = query_of(known=known.attempt, created_at=known.created_at)
         path = f"/v1/logs/{name}"
         found = await self._client.ask("GET", path, gives=log_bodies.LogRead, query=query)
+        row = known if found.row is None and query is not None else found.row
+        if row is None:
+            raise MetadataUnavailable("the metadata service sent no metadata: retry", log=name)
         self.clock.hear(found.read_ms)
-        if found.row is not None:
-            return found.row
-        assert known is not None, "only a request with `known` gets no metadata"
-        return known
+        return row
 
     async def is_done(self, once: Once) -> bool:
         """Whether the request `once` was carried out. Raises: InvalidRequest if its content differs."""

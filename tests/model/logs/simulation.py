@@ -715,8 +715,10 @@ class Run:
                 # A compaction that a gateway began before the check may end during the check.
                 if not self.rewriting.compacts or self.cluster.logs.get(NAME) == row:
                     raise
-            row = self.cluster.logs.get(NAME)
+            row, before = self.cluster.logs.get(NAME), {each.offset: each.record for each in whole}
             whole = await self.contents(gateway)
+            if any(before.get(each.offset) != each.record for each in whole):
+                raise Violation("rule 27d: a compaction changed a record")
         await self.forks.end()
         await self.repeats.end()
         await self.check_limits(gateway)

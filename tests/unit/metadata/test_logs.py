@@ -381,6 +381,7 @@ async def test_metadata_that_the_caller_has_is_not_sent_again(
 
     assert await sent(row) == (200, None, True)
     assert await logs.get(LOG.name, row) is row
+    assert await logs.get(LOG.name, replace(row, attempt="")) == row
 
     other = replace(row, attempt=new_attempt(), forgotten_end=5)
     assert await logs.get(LOG.name, other) == row

@@ -54,7 +54,15 @@ async def test_consumers_go_on_where_the_last_worker_has_committed(cluster: Clus
         with pytest.raises(LeaseLost):
             await dropped.commit()
 
-        # Once the lease of a worker that vanished ends, the next worker gets it and fences the first.
+        # A worker that vanishes keeps its lease until the lease ends.
+        async with log.consumer("held", lease_s=600) as held:
+            assert held._renewing is not None
+            held._renewing.cancel()
+            with pytest.raises(LeaseHeld):
+                await log.consumer("held", wait_s=0).__aenter__()
+        await log.delete_consumer("held")
+
+        # Then the next worker gets the lease and fences the first worker.
         vanished = log.consumer("a", lease_s=2)
         await vanished.__aenter__()
         assert vanished._renewing is not None

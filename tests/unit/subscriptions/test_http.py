@@ -17,9 +17,11 @@ from loadtest.ports import free_ports
 from quorumlog import errors
 from quorumlog.net.listen import listening
 from quorumlog.protocol import subscriptions as protocol
+from quorumlog.protocol.log import LogMetadata
 from services.gateway.app import build_app
 from services.gateway.edge.http.limits import Limits
 from services.gateway.logs import subscriptions as service
+from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.values import STREAM_PREFIX
 from services.gateway.streams import subscriptions as routes
 from tests.model.logs.model import Cluster, Gateway
@@ -435,6 +437,31 @@ async def test_an_acknowledgement_whose_end_is_unknown_is_refused_as_retryable(
     done = ack_of(wake, end, done=True)
     answer = await http.ask("POST", f"{SUB}/callback", done, headers=token)
     assert (answer.status, answer.json["code"]) == (503, "entry-unavailable")
+
+
+async def test_a_displaced_owner_limits_no_acknowledgement(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recovery has closed the stream's ledger above the end that the owner knows (rule 27b)."""
+    http.answer = b""
+    await http.put()
+    await http.append("events/a")
+    wake = await http.wake()
+    token = {"Authorization": f"Bearer {wake['callback_token']}"}
+    end, (gateway, _) = await http.append("events/a"), http.gateways
+    item = (await gateway.logs.rows.row(f"{STREAM_PREFIX}events_2Fa")).last_item
+    assert item is not None
+    await gateway.recover(item.ledger_id)
+    end_of = Consumers.end
+
+    async def earlier(consumers: Consumers, row: LogMetadata) -> int:
+        return await end_of(consumers, row) - 1
+
+    monkeypatch.setattr(Consumers, "end", earlier)
+    done = ack_of(wake, end, done=True)
+    answer = await http.ask("POST", f"{SUB}/callback", done, headers=token)
+
+    assert answer.status == 200, answer
 
 
 async def test_no_more_deliveries_are_under_way_than_the_bound(http: Served) -> None:

@@ -130,9 +130,8 @@ async def test_reads_through_the_other_gateway_keep_a_stream_and_write_nothing(
             before = await row_of(stores.postgres_dsn, log_of(stream.name))
             await stream.use_for(7, OTHER)
             now = await row_of(stores.postgres_dsn, log_of(stream.name))
-            if (
-                now[:2] == before[:2]
-            ):  # otherwise a gateway was so slow that the others took it for dead
+            # Otherwise a gateway was so slow that the others took it for dead.
+            if now[:2] == before[:2]:
                 assert now == before
                 break
         await stream.gone(OTHER)
